@@ -1,0 +1,45 @@
+# make demo   privatize a real table, say what was promised and what it cost, verify the certificate
+# make test   the whole test suite (slow tests: make test-slow)
+# make check  ruff and pyright
+# make bench  every benchmark in benchmarks/, ours beside a reference
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-slow check format bench clean
+
+demo: .venv/core.stamp
+	@rm -rf demo
+	@$(BIN)/labeldp demo --out demo
+
+test: .venv/dev.stamp
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: .venv/dev.stamp
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: .venv/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev.stamp
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/core.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e .
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e '.[dev]'
+	@touch .venv/core.stamp $@
+
+clean:
+	rm -rf .venv demo build *.egg-info
