@@ -1,0 +1,1 @@
+"""What looks at labels cost. Numbers only: numpy and scipy."""

@@ -1,0 +1,181 @@
+"""How often each row met each event. The claim is the worst row.
+
+Rows with the same history form a *group*; a group keeps one `Looks` for all its rows. Sequential and parallel
+composition need no special case: two disjoint stages at epsilon 1 leave every row with one look (1 in all),
+ten rows asked again at 0.5 become a group of their own (1.5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.accounting import accountant
+from labeldp.accounting.events import Event, Look, Looks
+
+RowIndex = npt.NDArray[np.intp]
+
+# Budgets are typed as decimals and spent as binary floats: three looks at 0.1 are allowed 0.3.
+_FLOAT_DUST = 1e-12
+
+
+class BudgetExceededError(ValueError):
+    """A look was refused because it would cost more than the budget. Nothing was charged or drawn."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that all looks together may cost the worst row.
+
+    >>> Budget(epsilon=1.0)
+    Budget(epsilon=1.0, delta=0.0)
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon={self.epsilon} is not a budget; give a number ≥ 0")
+        if not 0 <= self.delta < 1:
+            raise ValueError(f"delta={self.delta} is not a probability below 1; give 0 or, say, 1e-6")
+
+    def allows(self, spent: float) -> bool:
+        """Whether this much epsilon, at the budget's own delta, is within the budget."""
+        return spent <= self.epsilon * (1 + _FLOAT_DUST)
+
+
+@dataclass(frozen=True)
+class Group:
+    """`rows` many rows that have all met exactly the same looks."""
+
+    rows: int
+    looks: Looks
+
+
+def add_look(looks: Looks, event: Event, times: int) -> Looks:
+    """The looks with one more, equal events merged, in a fixed order so that equal histories are equal."""
+    counts = {look.event: look.times for look in looks}
+    counts[event] = counts.get(event, 0) + times
+    return tuple(Look(e, t) for e, t in sorted(counts.items(), key=lambda item: repr(item[0])))
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """The history of every row. Immutable: `charge` returns a new ledger.
+
+    >>> from labeldp.accounting.events import PureDP
+    >>> stages = Ledger(4).charge(PureDP(1.0), rows=[0, 1]).charge(PureDP(1.0), rows=[2, 3])
+    >>> stages.epsilon(delta=0)
+    1.0
+    >>> stages.charge(PureDP(0.5), rows=[3]).epsilon(delta=0)
+    1.5
+    """
+
+    num_rows: int
+    histories: tuple[Looks, ...] = ((),)
+    # Index into `histories` per row; None while all rows share the only history.
+    history_of_row: npt.NDArray[np.int32] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.num_rows < 0:
+            raise ValueError(f"num_rows={self.num_rows} is negative; give the number of labels")
+
+    def charge(self, event: Event, times: int = 1, rows: npt.ArrayLike | None = None) -> Ledger:
+        """The ledger after `times` looks at these rows (all rows when None; indices, unrepeated, otherwise)."""
+        if times < 1:
+            raise ValueError(f"times={times} is not a number of looks; give at least 1")
+        if rows is None:
+            charged = tuple(add_look(looks, event, times) for looks in self.histories)
+            return Ledger(self.num_rows, charged, self.history_of_row)
+        return self._charge_some(event, times, np.asarray(rows, dtype=np.intp))
+
+    def _charge_some(self, event: Event, times: int, rows: RowIndex) -> Ledger:
+        assigned = self._assigned().copy()
+        histories = list(self.histories)
+        known = {looks: i for i, looks in enumerate(histories)}
+        before = assigned[rows]
+        renamed = np.zeros(len(self.histories), dtype=np.int32)
+        for old in map(int, np.unique(before)):
+            looks = add_look(histories[old], event, times)
+            if looks not in known:
+                known[looks] = len(histories)
+                histories.append(looks)
+            renamed[old] = known[looks]
+        assigned[rows] = renamed[before]
+        return _compact(self.num_rows, histories, assigned)
+
+    def _assigned(self) -> npt.NDArray[np.int32]:
+        if self.history_of_row is None:
+            return np.zeros(self.num_rows, dtype=np.int32)
+        return self.history_of_row
+
+    def groups(self) -> tuple[Group, ...]:
+        """The distinct histories and how many rows have each, the empty ledger included."""
+        if self.history_of_row is None:
+            return (Group(self.num_rows, self.histories[0]),)
+        sizes = np.bincount(self.history_of_row, minlength=len(self.histories))
+        return tuple(Group(int(n), looks) for n, looks in zip(sizes, self.histories, strict=True))
+
+    def epsilon(self, delta: float) -> float:
+        """What the looks so far cost the worst row, at this delta."""
+        return worst_epsilon(self.groups(), delta)
+
+
+def _compact(num_rows: int, histories: list[Looks], assigned: npt.NDArray[np.int32]) -> Ledger:
+    """Forget histories that no row has any more."""
+    used, index = np.unique(assigned, return_inverse=True)
+    kept = tuple(histories[int(i)] for i in used)
+    if len(kept) <= 1:
+        return Ledger(num_rows, kept or (histories[0],))
+    return Ledger(num_rows, kept, index.astype(np.int32))
+
+
+def merge_disjoint(parts: Iterable[tuple[Group, ...]]) -> tuple[Group, ...]:
+    """The groups of data sets that share no row, put side by side (parallel composition)."""
+    sizes: dict[Looks, int] = {}
+    for groups in parts:
+        for group in groups:
+            sizes[group.looks] = sizes.get(group.looks, 0) + group.rows
+    return tuple(Group(rows, looks) for looks, rows in sizes.items())
+
+
+def worst_epsilon(groups: Iterable[Group], delta: float) -> float:
+    """The largest epsilon(delta) over the groups that have rows, or looks that no row has met yet."""
+    return max((accountant.epsilon(looks, delta) for looks in _undominated(groups)), default=0.0)
+
+
+def _undominated(groups: Iterable[Group]) -> list[Looks]:
+    """Histories not contained in another one: the others cannot be the worst row."""
+    counts = [{look.event: look.times for look in group.looks} for group in groups]
+    keep: list[Looks] = []
+    for i, mine in enumerate(counts):
+        others = (theirs for j, theirs in enumerate(counts) if j != i)
+        if not any(_inside(mine, theirs) and (mine != theirs) for theirs in others):
+            keep.append(tuple(Look(e, t) for e, t in mine.items()))
+    return keep
+
+
+def _inside(mine: dict[Event, int], theirs: dict[Event, int]) -> bool:
+    return all(theirs.get(event, 0) >= times for event, times in mine.items())
+
+
+def check_budget(groups: Iterable[Group], budget: Budget | None) -> None:
+    """Raise BudgetExceededError when these groups cost more than the budget."""
+    if budget is None:
+        return
+    spent = worst_epsilon(groups, budget.delta)
+    if not budget.allows(spent):
+        raise BudgetExceededError(_refusal(spent, budget))
+
+
+def _refusal(spent: float, budget: Budget) -> str:
+    cost = "without bound" if math.isinf(spent) else f"epsilon={spent:.6g}"
+    return (
+        f"the budget is epsilon={budget.epsilon:.6g}, delta={budget.delta:.3g} and this look would bring the "
+        f"worst row to {cost}; nothing was charged. Ask for less, ask fewer rows, or raise the budget"
+    )
