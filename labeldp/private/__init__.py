@@ -1,0 +1,1 @@
+"""The only folder that ever sees a true label: the audit perimeter."""

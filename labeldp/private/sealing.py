@@ -1,0 +1,77 @@
+"""From whatever holds labels to a compact, checked, read-only array. Errors give counts, never values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.private.mechanism import LabelArray
+
+# Not the full type: "<U17" would tell how long the longest label is.
+_KINDS = {"U": "text", "S": "bytes", "O": "mixed objects", "M": "dates", "c": "complex numbers"}
+
+
+def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
+    """Check labels and copy them into the smallest unsigned type that holds `num_classes` classes."""
+    if not _is_count(num_classes):
+        raise ValueError(
+            f"num_classes={num_classes!r} is not a number of classes; declare it (≥ 1). It is never read off "
+            "the labels: which classes occur is itself private"
+        )
+    if isinstance(labels, np.ma.MaskedArray) and np.ma.is_masked(labels):
+        raise ValueError(f"labels cannot be sealed: {int(np.ma.count_masked(labels))} of them are masked, so missing")
+    raw = np.asarray(labels)
+    if raw.ndim != 1:
+        raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
+    _refuse_unusable(raw, num_classes)
+    sealed = raw.astype(np.min_scalar_type(int(num_classes) - 1))
+    sealed.setflags(write=False)
+    return sealed
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(cast("int", value)) >= 1
+
+
+def _refuse_unusable(raw: npt.NDArray[Any], num_classes: int) -> None:
+    values, missing = _as_numbers(raw)
+    whole = values[~missing]
+    fractional = int(np.count_nonzero(whole != np.floor(whole)))
+    outside = int(np.count_nonzero((whole < 0) | (whole >= num_classes))) if whole.size else 0
+    found = {"missing": int(missing.sum()), "not whole numbers": fractional, "out of range": outside}
+    wrong = ", ".join(f"{count} {what}" for what, count in found.items() if count)
+    if wrong:
+        raise ValueError(
+            f"labels cannot be sealed: of {raw.size} labels, {wrong} (expected 0 … {num_classes - 1}). "
+            "Their values and places are not shown because they are private"
+        )
+
+
+def _as_numbers(raw: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """The labels as a numeric array, and which of them are missing."""
+    if raw.dtype.kind in "biu":
+        return raw, np.zeros(raw.shape, dtype=bool)
+    if raw.dtype.kind == "f":
+        missing = ~np.isfinite(raw)
+        return raw, missing
+    if raw.dtype.kind == "O":
+        # Never let float() speak for itself here: its message quotes the value.
+        missing = np.array([_is_missing(value) for value in raw], dtype=bool)
+        if all(isinstance(value, (bool, int, np.integer, float, np.floating)) for value in raw[~missing]):
+            numbers = np.zeros(raw.shape)
+            numbers[~missing] = raw[~missing].astype(np.float64)
+            return numbers, missing
+    raise ValueError(
+        f"labels are {_KINDS.get(raw.dtype.kind, 'not numbers')}; encode them as integers 0 … K − 1 in an order "
+        "fixed in advance (not with an encoder fitted on the labels: that leaks which classes occur)"
+    )
+
+
+def _is_missing(value: object) -> bool:
+    """None, NaN, infinities, pandas.NA and pandas.NaT; the last two are recognised without importing pandas."""
+    if value is None or type(value).__name__ in {"NAType", "NaTType"}:
+        return True
+    return isinstance(value, (float, np.floating)) and not math.isfinite(cast("float", value))

@@ -1,0 +1,161 @@
+"""All that crosses from `private` to `learning`: answers, and the public law by which they were drawn.
+
+A release holds no true label. It may be printed, pickled, sent and stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.integer[Any]]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Law(Protocol):
+    """The public half of a per-row randomizer: how likely each answer is under each label.
+
+    A row's answer is a tuple of integer coordinates, independent given the label (one coordinate for
+    randomized response, one per class for vector answers). Answers are stored as (n,) or (n, coordinates).
+    """
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K."""
+        ...
+
+    @property
+    def epsilon(self) -> float:
+        """Largest log-ratio of two probabilities of one answer."""
+        ...
+
+    def probabilities(self, label: int, row: int = 0) -> FloatArray:
+        """Probability of each value of each coordinate, (coordinates, values), were `label` the row's label."""
+        ...
+
+    def log_likelihood(self, answers: IntArray) -> FloatArray:
+        """log P(answer | class), (n, classes)."""
+        ...
+
+    def unbiased(self, answers: IntArray) -> FloatArray:
+        """A linear estimate of the one-hot label, (n, classes); zero where `informative` is false."""
+        ...
+
+    def informative(self, num_rows: int) -> BoolArray:
+        """Which rows' answers say anything at all about the label, (n,)."""
+        ...
+
+    def take(self, rows: IntArray) -> Law:
+        """The law of these rows, in this order."""
+        ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """The public parameters as plain JSON values."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyLabels:
+    """One private answer per row, with the law it was drawn from.
+
+    Everything a learner may do with private labels is evidence × prior, and the evidence is
+    `log_likelihood`: posterior ∝ prior · exp(log_likelihood). For an ε-private randomizer no row of it
+    spans more than ε, which is the privacy guarantee read from the other side.
+    """
+
+    law: Law
+    answers: IntArray
+
+    def __post_init__(self) -> None:
+        self.answers.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K."""
+        return self.law.num_classes
+
+    def take(self, rows: npt.ArrayLike) -> NoisyLabels:
+        """The answers of these rows (indices or a mask), in this order."""
+        chosen = np.asarray(rows)
+        index = np.arange(len(self))[chosen if chosen.size else chosen.astype(np.intp)]
+        return NoisyLabels(self.law.take(index), self.answers[index])
+
+    def log_likelihood(self) -> FloatArray:
+        """log P(answer | class) of every row, (n, K)."""
+        return self.law.log_likelihood(self.answers)
+
+    def unbiased(self) -> FloatArray:
+        """An estimate of each row's one-hot label, (n, K), zero on rows that carry no information."""
+        return self.law.unbiased(self.answers)
+
+    def informative(self) -> BoolArray:
+        """Rows whose answer depends on the label at all, (n,)."""
+        return self.law.informative(len(self))
+
+    def hard(self) -> npt.NDArray[np.int64]:
+        """The most likely class of each row under a uniform prior, (n,); ties go to the lower class."""
+        if self.answers.ndim == 1:
+            return self.answers.astype(np.int64)
+        return self.log_likelihood().argmax(axis=1)
+
+    def posterior(self, prior: npt.ArrayLike | None = None) -> FloatArray:
+        """P(class | answer), (n, K), for a prior of shape (K,) or (n, K); uniform when none is given.
+
+        The prior must not depend on the row's own label except through earlier releases.
+        """
+        log_post = self.log_likelihood()
+        if prior is not None:
+            log_post = log_post + _log_prior(prior, len(self), self.num_classes)
+        # Where answer and prior exclude every class between them, the prior was wrong: go by the answer alone.
+        impossible = np.isneginf(log_post).all(axis=1)
+        log_post[impossible] = self.log_likelihood()[impossible]
+        weights = np.exp(log_post - log_post.max(axis=1, keepdims=True, initial=-np.inf))
+        return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _log_prior(prior: npt.ArrayLike, num_rows: int, num_classes: int) -> FloatArray:
+    weights = np.asarray(prior, dtype=np.float64)
+    if weights.shape not in {(num_classes,), (num_rows, num_classes)}:
+        raise ValueError(
+            f"prior has shape {weights.shape}; give ({num_classes},) for one prior or "
+            f"({num_rows}, {num_classes}) for one per row"
+        )
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError("prior has entries that are negative or not finite; give probabilities")
+    # A prior that sums to nothing says nothing: it counts as uniform.
+    weights = np.where(weights.sum(axis=-1, keepdims=True) > 0, weights, 1.0)
+    with np.errstate(divide="ignore"):
+        return np.log(weights)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyCounts:
+    """Class counts per public group plus independent integer noise on every cell.
+
+    `counts` has shape (groups, classes) and may be negative. `noise_std` is the exact standard deviation of
+    the noise, `noise` its name ("discrete Laplace" or "discrete Gaussian"). `group_sizes` is public.
+    """
+
+    counts: npt.NDArray[np.int64]
+    group_sizes: npt.NDArray[np.int64]
+    noise: str
+    noise_std: float
+
+    def winners(self) -> npt.NDArray[np.int64]:
+        """The class with the largest noisy count in each group, (groups,); ties go to the lower class."""
+        return self.counts.argmax(axis=1)
+
+    def probabilities(self) -> FloatArray:
+        """Counts clipped at zero and normalised per group; a group with nothing left is uniform."""
+        kept = np.clip(self.counts, 0, None).astype(np.float64)
+        total = kept.sum(axis=1, keepdims=True)
+        uniform = np.full_like(kept, 1.0 / kept.shape[1])
+        return np.divide(kept, total, out=uniform, where=total > 0)
