@@ -1,0 +1,336 @@
+"""The command line: parse, call one function, write files.
+
+Exit codes: 0 done; 1 `verify` found a problem; 2 bad input, refused or interrupted, with one sentence on stderr
+and nothing written.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from labeldp.accounting.certificate import Certificate
+    from labeldp.data.request import Report
+
+MECHANISMS = ("randomized-response", "prior-response", "top-k-response", "bit-flip", "laplace-one-hot")
+BATCHES = ("poisson", "fixed-size", "public", "partition")
+
+
+class Refusal(click.ClickException):
+    """Bad input: one sentence, exit code 2."""
+
+    exit_code = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="labeldp")
+def cli() -> None:
+    """Machine learning on private labels.
+
+    Features are public, labels are secret: every number printed here is about replacing ONE LABEL.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `labeldp` command."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        # Outside of standalone mode click hands back the code of an early exit, and None otherwise.
+        return cli.main(args=arguments, prog_name="labeldp", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted; nothing was written, and a charge already in a journal stays there")
+    except ValueError as error:
+        return _say(str(error))
+    except OSError as error:
+        return _say(f"{error.filename or 'the system'}: {error.strerror or type(error).__name__}")
+    except Exception as error:
+        if os.environ.get("LABELDP_DEBUG"):
+            raise
+        return _say(
+            f"unexpected {type(error).__name__}; its message is withheld because it could quote a label "
+            "(set LABELDP_DEBUG=1 to see it). Nothing was written"
+        )
+
+
+def _say(sentence: str) -> int:
+    click.echo(f"labeldp: {sentence}", err=True)
+    return Refusal.exit_code
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+# --- accounting -----------------------------------------------------------------------------------------------
+
+
+_noise_options = [
+    click.option("--steps", type=click.IntRange(1), default=1, show_default=True, help="Number of noisy sums T."),
+    click.option("--rate", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True,
+                 help="Probability q that a row is in a batch."),
+    click.option("--batches", type=click.Choice(BATCHES), default="poisson", show_default=True,
+                 help="How batches are drawn: secretly row by row, secretly of fixed size, in public, or as a "
+                      "partition named in advance and passed ⌈steps·rate⌉ times."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+]  # fmt: skip
+
+
+def _with_noise_options(command: Any) -> Any:
+    for option in reversed(_noise_options):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.option("--noise-multiplier", type=float, help="Noise std ÷ clipping norm C of the summed gradients.")
+@click.option("--response-epsilon", type=float, help="Epsilon of one private answer per row, instead of a noise.")
+@click.option("--times", type=click.IntRange(1), default=1, show_default=True, help="Answers asked of the same row.")
+@click.option("--delta", type=float, help="Needed with a noise multiplier; optional for answers (default 0).")
+@_with_noise_options
+def epsilon(
+    noise_multiplier: float | None,
+    response_epsilon: float | None,
+    times: int,
+    delta: float | None,
+    steps: int,
+    rate: float,
+    batches: str,
+    as_json: bool,
+) -> None:
+    """What a planned release costs, exactly, when one label is replaced.
+
+    A replaced label moves a sum of vectors clipped at norm C by up to 2C; the noise multiplier is still
+    noise std ÷ C.
+
+    \b
+    labeldp epsilon --noise-multiplier 2 --steps 293 --rate 0.0171 --delta 1e-5
+    labeldp epsilon --response-epsilon 0.5 --times 3
+    """
+    from labeldp.accounting import accountant
+    from labeldp.accounting.events import Look, PureDP
+
+    if (noise_multiplier is None) == (response_epsilon is None):
+        raise Refusal("give either --noise-multiplier or --response-epsilon")
+    if noise_multiplier is not None and delta is None:
+        raise Refusal("--noise-multiplier needs --delta (say 1e-5, below one over the number of rows)")
+    if response_epsilon is not None:
+        looks = (Look(PureDP(response_epsilon), times),)
+    else:
+        looks = accountant.gradient_looks(noise_multiplier or 0.0, steps, rate, batches)
+    spent = accountant.epsilon(looks, delta or 0.0)
+    _print_cost(spent, delta or 0.0, noise_multiplier, accountant.accountant_name(looks, delta or 0.0), as_json)
+
+
+@cli.command()
+@click.option("--epsilon", "target", type=float, required=True, help="The epsilon to stay within.")
+@click.option("--delta", type=float, required=True, help="The delta to stay within.")
+@_with_noise_options
+def calibrate(target: float, delta: float, steps: int, rate: float, batches: str, as_json: bool) -> None:
+    """The least noise that keeps T noisy sums within (epsilon, delta), re-checked by the accountant.
+
+    \b
+    labeldp calibrate --epsilon 1 --delta 1e-5 --steps 293 --rate 0.0171
+    """
+    from labeldp.accounting import accountant
+
+    multiplier = accountant.noise_multiplier(target, delta, steps, rate, batches)
+    looks = accountant.gradient_looks(multiplier, steps, rate, batches)
+    spent = accountant.epsilon(looks, delta)
+    _print_cost(spent, delta, multiplier, accountant.accountant_name(looks, delta), as_json)
+
+
+def _print_cost(spent: float, delta: float, multiplier: float | None, accountant: str, as_json: bool) -> None:
+    if as_json:
+        cost = {"epsilon": _plain(spent), "delta": delta, "noise_multiplier": multiplier, "accountant": accountant}
+        click.echo(json.dumps(cost))
+        return
+    click.echo(f"epsilon           {spent:.6g}\ndelta             {delta:.6g}")
+    if multiplier is not None:
+        click.echo(f"noise multiplier  {multiplier:.6g}   (noise std ÷ clipping norm)")
+    from labeldp.accounting.words import odds_in_words
+
+    click.echo(f"accountant        {accountant}\n{odds_in_words(spent, delta)}")
+
+
+def _plain(value: float) -> float | str:
+    return "infinity" if math.isinf(value) else value
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.option("--label", required=True, help="The column to privatize.")
+@click.option("--classes", help="All classes the label can take, comma-separated, in the order to use.")
+@click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
+@click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--mechanism", type=click.Choice(MECHANISMS), help="Default: randomized-response, or prior-response "
+              "when prior columns are given.")  # fmt: skip
+@click.option("--prior-columns", help="Columns with each row's public guess, one per class, comma-separated.")
+@click.option("--k", type=click.IntRange(1), help="Size of the answer set of top-k-response.")
+@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
+@click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
+@click.option("--insecure-seed", type=int, help="Noise from a seed: for tests only, marked in the certificate.")
+@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
+def privatize(
+    source: Path,
+    label: str,
+    classes: str | None,
+    epsilon: float,
+    target: Path,
+    mechanism: str | None,
+    prior_columns: str | None,
+    k: int | None,
+    delimiter: str | None,
+    journal: Path | None,
+    budget: float | None,
+    insecure_seed: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Replace a label column by a private one and write a certificate beside it.
+
+    Works on Parquet and CSV in a stream; all other columns and the row order stay as they are. The output may
+    be given to anyone: epsilon holds whatever they do with it. Spending adds up over releases of the same
+    column, so keep a --journal.
+
+    \b
+    labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\
+        --epsilon 1 --out private.parquet
+    """
+    from labeldp.data import tables
+
+    certificate = _privatized(
+        tables, source, target, quiet or as_json,
+        label=label, classes=_declared(classes), epsilon=epsilon, mechanism=mechanism, k=k,
+        prior_columns=_names(prior_columns), delimiter=delimiter, journal=_journal(journal, budget),
+        rng=_noise(insecure_seed),
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(certificate.to_json()))
+    elif not quiet:
+        click.echo(_summary(certificate, target))
+
+
+def _privatized(tables: Any, source: Path, target: Path, silent: bool, **settings: Any) -> Certificate:
+    with _progress(source.name, silent) as report:
+        return tables.privatize(source, target, report=report, **settings)
+
+
+def _declared(classes: str | None) -> list[str]:
+    if not classes:
+        raise Refusal(
+            "--classes is missing: declare every class the label can take, for example --classes no,yes. They are "
+            "not read off the data because which classes occur is itself private"
+        )
+    return _names(classes)
+
+
+def _names(text: str | None) -> list[str]:
+    """Comma-separated names; a name with a comma in it goes between double quotes."""
+    return next(csv.reader([text])) if text else []
+
+
+def _journal(path: Path | None, budget: float | None) -> Any:
+    from labeldp.accounting.journal import Journal
+    from labeldp.accounting.ledger import Budget
+
+    if path is None:
+        if budget is not None:
+            raise Refusal("--budget needs --journal FILE: without a file there is nothing to remember it")
+        return None
+    return Journal.open(path, None if budget is None else Budget(budget))
+
+
+def _noise(seed: int | None) -> Any:
+    from labeldp.private.randomness import SecureRandom
+
+    return SecureRandom(seed)
+
+
+@contextmanager
+def _progress(what: str, silent: bool) -> Generator[Report | None]:
+    """A progress bar on stderr, or nothing."""
+    if silent:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(what), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rows]:,} rows"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=1.0, rows=0)
+        yield lambda rows, fraction: bar.update(task, completed=fraction, rows=rows)
+
+
+def _summary(certificate: Certificate, target: Path) -> str:
+    from labeldp.accounting.words import odds_in_words
+    from labeldp.data.tables import certificate_path
+
+    rows = sum(group.rows for group in certificate.groups)
+    law = (certificate.release or {})["mechanism"]
+    lines = [
+        f"{target}: {rows:,} labels privatized by {law['mechanism']} at epsilon {certificate.epsilon:g}.",
+        odds_in_words(certificate.epsilon, certificate.delta),
+    ]
+    if law["mechanism"] == "randomized-response":
+        kept = 1 / (1 + (law["num_classes"] - 1) * math.exp(-law["epsilon"]))
+        lines.append(f"Each label was kept with probability {kept:.1%}; {1 - kept:.1%} are random other classes.")
+    return "\n".join([*lines, f"Check it with: labeldp verify {certificate_path(target)}"])
+
+
+@cli.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(file: Path, as_json: bool) -> None:
+    """Recompute a certificate from its ledger and check the file it speaks about.
+
+    FILE is a certificate or the artifact beside it. Exit code 1 and the reasons when anything is off.
+    """
+    from labeldp.data.tables import verify_file
+
+    problems = verify_file(file)
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "holds": not problems, "problems": list(problems)}))
+    elif problems:
+        click.echo("\n".join(f"{file}: {problem}" for problem in problems), err=True)
+    else:
+        click.echo(f"{file}: the certificate holds.")
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+@cli.command()
+@click.option("--out", "folder", default="labeldp-demo", show_default=True, type=click.Path(path_type=Path),
+              help="Where to write the private table and its certificate.")  # fmt: skip
+@click.option("--epsilon", type=float, default=1.0, show_default=True)
+def demo(folder: Path, epsilon: float) -> None:
+    """Privatize a bundled real table (Adult census income) and verify the result."""
+    from labeldp.demo import run_demo
+
+    run_demo(folder, epsilon, click.echo)

@@ -1,0 +1,76 @@
+"""Who may import whom. `private` and `learning` never meet: that one line is the privacy argument."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import labeldp
+
+PACKAGE = Path(labeldp.__file__).parent
+
+# What each room may import of ours, besides itself.
+ALLOWED = {
+    "accounting": set(),
+    "releases": set(),
+    "models": set(),
+    "private": {"accounting", "releases", "models"},
+    "learning": {"releases", "models"},
+    "data": {"private", "accounting", "releases"},
+}
+HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
+WHO_MAY_BE_HEAVY = {"accounting": set(), "releases": set(), "private": set(), "data": {"pyarrow"}}
+
+
+def room(path):
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            yield node.module
+            if node.module == "labeldp":
+                yield from (f"labeldp.{alias.name}" for alias in node.names)
+
+
+def modules():
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if room(path) in ALLOWED]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_rooms_import_only_what_they_may(path):
+    ours = {name.split(".")[1] for name in imported(path) if name.startswith("labeldp.")}
+    assert ours <= ALLOWED[room(path)] | {room(path)}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_audit_perimeter_stays_light(path):
+    if room(path) in WHO_MAY_BE_HEAVY:
+        heavy = {name.split(".")[0] for name in imported(path)} & HEAVY
+        assert heavy <= WHO_MAY_BE_HEAVY[room(path)]
+
+
+def test_importing_the_library_loads_nothing_heavy():
+    code = f"import sys, labeldp, labeldp.cli; print(sorted({HEAVY!r} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "[]"
+
+
+def test_the_exported_names_are_these():
+    assert sorted(labeldp.__all__) == labeldp.__all__
+    assert set(labeldp.__all__) == {
+        "BitFlip", "Budget", "BudgetExceededError", "Certificate", "GaussianNoise", "GroupCounts", "LabelVault",
+        "LaplaceNoise", "LaplaceOneHot", "NoisyCounts", "NoisyLabels", "PriorResponse", "PrivateTable",
+        "RandomizedResponse", "SecureRandom", "TopKResponse", "__version__", "privatize", "read_private",
+    }  # fmt: skip
+    for name in labeldp.__all__:
+        assert getattr(labeldp, name) is not None
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        _ = labeldp.nothing_like_this

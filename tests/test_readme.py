@@ -1,0 +1,49 @@
+"""The README's Python is run as it stands, and its commands exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+if not README.exists():
+    pytest.skip("the README is not beside the tests", allow_module_level=True)
+TEXT = README.read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+def test_the_example_runs_and_prints_what_it_says(capsys):
+    example = blocks("python")[0]
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "1.0"
+
+
+def test_the_learning_example_runs():
+    torch = pytest.importorskip("torch")
+    names = {"model": torch.nn.Linear(2, 3), "x": torch.zeros(4, 2), "rows": [0, 1, 2, 3]}
+    exec(compile(blocks("python")[0], "README.md", "exec"), names)
+    exec(compile(blocks("python")[1], "README.md", "exec"), names)
+    assert names["loss"].shape == (4,)
+
+
+def commands():
+    lines = "\n".join(blocks("console")).replace("\\\n", " ")
+    return [line[2:] for line in lines.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if "privatize" not in c and "verify" not in c])
+def test_the_commands_run(command):
+    arguments = command.split()[1:]
+    subprocess.run([sys.executable, "-m", "labeldp", *arguments], check=True, capture_output=True)
+
+
+def test_links_lead_somewhere():
+    for link in re.findall(r"\]\((?!http)([^)#]+)", TEXT):
+        assert (README.parent / link).exists(), link
