@@ -1,0 +1,1 @@
+"""Tables and data sets: public features out, labels straight into a vault."""

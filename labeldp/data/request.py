@@ -1,0 +1,221 @@
+"""What is asked of a table, checked before anything is spent; and where its labels are sealed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.accounting.events import PureDP
+from labeldp.accounting.ledger import Group, Ledger, merge_disjoint
+from labeldp.private.randomizers import (
+    BitFlip,
+    LaplaceOneHot,
+    PriorResponse,
+    RandomizedResponse,
+    TopKResponse,
+)
+from labeldp.private.randomness import SecureRandom
+from labeldp.private.vault import LabelVault
+from labeldp.releases import FloatArray, NoisyLabels
+
+FORMAT = "labeldp-table/1"
+SCALAR = ("randomized-response", "prior-response", "top-k-response")
+VECTOR = ("bit-flip", "laplace-one-hot")
+LARGEST_WEIGHT = 1e300
+WITH_PRIOR = ("prior-response", "top-k-response")
+
+Codes = npt.NDArray[np.signedinteger[Any]]
+
+# Called now and then with the number of rows written and the fraction of the source read so far.
+Report = Callable[[int, float], None]
+
+
+class TableError(ValueError):
+    """A table cannot be privatized, read or written as asked. One sentence; it never quotes a label."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The public settings of one release. Build it with `checked`."""
+
+    label: str
+    classes: tuple[str, ...]
+    epsilon: float
+    mechanism: str = "randomized-response"
+    prior_columns: tuple[str, ...] = ()
+    k: int | None = None
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether an answer is a vector with one entry per class, rather than a class."""
+        return self.mechanism in VECTOR
+
+    @property
+    def needs_prior(self) -> bool:
+        """Whether every row needs a prior over the classes."""
+        return self.mechanism in WITH_PRIOR
+
+    @property
+    def event(self) -> PureDP:
+        """What the release costs every row."""
+        return PureDP(self.epsilon)
+
+    def uniform_prior(self, num_rows: int) -> FloatArray:
+        """The prior that says nothing, (num_rows, K)."""
+        return np.full((num_rows, len(self.classes)), 1 / len(self.classes))
+
+    def randomizer(self, prior: FloatArray) -> Any:
+        """The mechanism for rows with this prior, (n, K); mechanisms that need none ignore it."""
+        match self.mechanism:
+            case "prior-response":
+                return PriorResponse(self.epsilon, prior)
+            case "top-k-response":
+                return TopKResponse.of_prior(self.epsilon, prior, self.k or 0)
+            case "bit-flip":
+                return BitFlip(self.epsilon, len(self.classes))
+            case "laplace-one-hot":
+                return LaplaceOneHot(self.epsilon, len(self.classes))
+            case _:
+                return RandomizedResponse(self.epsilon, len(self.classes))
+
+    def public(self, rng: SecureRandom, **more: Any) -> dict[str, Any]:
+        """The parameters that travel with the artifact, as plain JSON values."""
+        description = dict(self.randomizer(self.uniform_prior(1)).describe())
+        # Some laws are per row; how many rows there are, a stream knows only at its end.
+        description.pop("rows", None)
+        return {
+            "format": FORMAT,
+            "epsilon": self.epsilon,
+            "label": self.label,
+            "classes": list(self.classes),
+            "mechanism": description,
+            "prior_columns": list(self.prior_columns),
+            "noise": rng.source,
+            **more,
+        }
+
+
+def checked(
+    label: str,
+    classes: Iterable[object],
+    epsilon: float,
+    *,
+    mechanism: str | None = None,
+    prior_columns: Sequence[str] = (),
+    k: int | None = None,
+) -> Request:
+    """A request whose settings fit together, or a TableError that names the one that does not."""
+    if mechanism is None:
+        mechanism = "prior-response" if prior_columns else "randomized-response"
+    for argument, value in (("classes", classes), ("prior_columns", prior_columns)):
+        if isinstance(value, str):
+            raise TableError(f"{argument}={value!r} is one text; give a list of them, as in ['no', 'yes']")
+    names = tuple(str(name) for name in classes)
+    request = Request(label, names, _checked_epsilon(epsilon), mechanism, tuple(prior_columns), k)
+    _check_classes(names)
+    for argument, texts in (("label", (label,)), ("classes", names), ("prior_columns", request.prior_columns)):
+        for text in texts:
+            _check_text(text, argument)
+    _check_mechanism(request)
+    try:
+        request.randomizer(request.uniform_prior(1))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TableError(str(error)) from None
+    return request
+
+
+def _checked_epsilon(epsilon: Any) -> float:
+    number = isinstance(epsilon, (int, float, np.integer, np.floating)) and not isinstance(epsilon, bool)
+    # Compared before it is converted: a huge whole number has no float.
+    if number and 0 <= epsilon <= sys.float_info.max:
+        return float(epsilon)
+    raise TableError(f"epsilon={epsilon!r} is not a privacy parameter; give a finite number ≥ 0, say 1.0")
+
+
+def _check_classes(names: tuple[str, ...]) -> None:
+    if not names:
+        raise TableError("classes is empty; declare every class a label may have (they are never read off the data)")
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise TableError(f"classes names {name!r} {times} times; declare each class once")
+
+
+def _check_text(name: object, argument: str) -> None:
+    try:
+        usable = isinstance(name, str) and b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise TableError(f"{argument}: {name!r} is not text that UTF-8 can hold; rename it")
+
+
+def _check_mechanism(request: Request) -> None:
+    name, columns = request.mechanism, request.prior_columns
+    if name not in SCALAR + VECTOR:
+        raise TableError(f"mechanism={name!r} is not one of {', '.join(SCALAR + VECTOR)}")
+    if request.needs_prior and len(columns) != len(request.classes):
+        raise TableError(
+            f"mechanism={name!r} needs prior_columns, one per class in the order of classes; "
+            f"{len(columns)} given for {len(request.classes)} classes"
+        )
+    if columns and not request.needs_prior:
+        raise TableError(f"mechanism={name!r} takes no prior; leave out prior_columns or use 'prior-response'")
+    if (request.k is None) == (name == "top-k-response"):
+        raise TableError(f"k={request.k} does not fit mechanism={name!r}; k belongs to 'top-k-response' only")
+    if request.label in columns:
+        raise TableError(f"prior_columns contains the label column {request.label!r}: a prior must be public")
+    if len(set(columns)) < len(columns):
+        raise TableError("prior_columns names a column twice; give one column per class")
+
+
+@dataclass
+class Sealer:
+    """Turns chunks of labels into private answers, and keeps the ledger of all of them.
+
+    Chunks share no row, so their ledgers stand side by side: every row is asked once, at one epsilon.
+    """
+
+    request: Request
+    rng: SecureRandom
+    rows: int = 0
+    # Not empty even for a table without rows: the look was bought, so the certificate says what it costs.
+    groups: tuple[Group, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.groups = Ledger(0).charge(self.request.event).groups()
+
+    def answer(self, codes: Codes, missing: int, prior: FloatArray | None = None) -> NoisyLabels:
+        """Private answers for labels 0 … K − 1; −1 stands for the `missing` ones and the undeclared ones."""
+        self.rows += len(codes)
+        undeclared = int(np.count_nonzero(codes < 0)) - missing
+        if undeclared or missing:
+            raise TableError(_unusable(undeclared, missing, self.rows))
+        vault = LabelVault(codes, len(self.request.classes), rng=self.rng)
+        private = vault.release(self.request.randomizer(self.request.uniform_prior(1) if prior is None else prior))
+        self.groups = merge_disjoint((self.groups, vault.ledger.groups()))
+        return private
+
+
+def _unusable(undeclared: int, missing: int, rows: int) -> str:
+    return (
+        f"{undeclared} of {rows} labels read so far are not among the declared classes and {missing} are "
+        "missing; declare every class exactly as it is written, and settle missing labels beforehand"
+    )
+
+
+def check_prior(prior: FloatArray, rows_before: int) -> FloatArray:
+    """The prior (n, K) if all of it is finite and none negative. A row of zeros counts as uniform."""
+    # A NaN fails both comparisons.
+    bad = ~((prior >= 0) & (prior <= LARGEST_WEIGHT)).all(axis=1)
+    if bad.any():
+        raise TableError(
+            f"prior_columns: {int(bad.sum())} of data rows {rows_before + 1} to {rows_before + len(prior)} "
+            "hold something missing, infinite or negative; give one weight ≥ 0 per class"
+        )
+    return prior

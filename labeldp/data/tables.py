@@ -1,0 +1,267 @@
+"""Whole files in, whole files out: private labels in place of the true ones, and a certificate beside them.
+
+`privatize` reads a Parquet or CSV file once, chunk by chunk. Each chunk of labels goes into a vault and only
+private answers come out; features are copied as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from labeldp.accounting.certificate import Certificate, certify, verify
+from labeldp.accounting.certificate import read as read_certificate
+from labeldp.accounting.journal import Journal
+from labeldp.data import csvfile, parquetfile
+from labeldp.data.publish import certificate_path, publishing
+from labeldp.data.request import FORMAT, Report, Request, Sealer, TableError, checked
+from labeldp.private.randomizers import law_from_description
+from labeldp.private.randomness import SecureRandom
+from labeldp.releases import FloatArray, Law, NoisyLabels
+
+__all__ = ["PrivateTable", "TableError", "certificate_path", "privatize", "read_private", "verify_file"]
+
+_NOTE = ".certificate.json"
+_SUFFIXES = {".parquet": "Parquet", ".pq": "Parquet", ".csv": "CSV", ".tsv": "CSV", ".txt": "CSV"}
+
+
+@dataclass(frozen=True)
+class PrivateTable:
+    """A privatized file, read back: public features, private answers with their law, and the claim.
+
+    `certificate` is None when a Parquet file has lost the certificate beside it; the law is in the file.
+    """
+
+    features: pa.Table
+    labels: NoisyLabels
+    label: str
+    classes: tuple[str, ...]
+    certificate: Certificate | None
+
+
+def privatize(
+    source: Path | str,
+    target: Path | str,
+    *,
+    label: str,
+    classes: Iterable[object],
+    epsilon: float,
+    mechanism: str | None = None,
+    prior_columns: Sequence[str] = (),
+    k: int | None = None,
+    journal: Journal | None = None,
+    rng: SecureRandom | None = None,
+    delimiter: str | None = None,
+    report: Report | None = None,
+) -> Certificate:
+    """Copy a table with its label column replaced by ε-private answers; write a certificate beside it.
+
+    Args:
+        source: a `.parquet`/`.pq` or `.csv`/`.tsv`/`.txt` file. Only read.
+        target: the file to write, of the same format. Neither it nor its certificate may exist.
+        label: the name of the label column.
+        classes: all values a label may have. Declared, never read off the data: that would leak.
+        epsilon: the privacy parameter of every row, finite, ≥ 0.
+        mechanism: randomized-response (default), prior-response (default when there are prior_columns),
+            top-k-response; or, in Parquet only, bit-flip and laplace-one-hot (K numbers per row).
+        prior_columns: for the two mechanisms with a prior, one numeric column per class, in class order.
+        k: for top-k-response, how many answers a row may have.
+        journal: charged with PureDP(epsilon) before the first label is read; a later failure leaves it so.
+        rng: the noise; operating-system entropy when None.
+        delimiter: of a CSV file; a tab for `.tsv` and a comma otherwise when None.
+        report: called with (rows written, fraction of the source read) after every chunk. For the eyes of
+            whoever holds the source: the fraction of a CSV file depends on its size, labels included.
+
+    Raises:
+        TableError: with one sentence. Nothing is left behind and the source is as it was.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "in.csv").write_text("age,income\\n31,low\\n57,high\\n")
+    >>> source, target = folder / "in.csv", folder / "out.csv"
+    >>> privatize(source, target, label="income", classes=["low", "high"], epsilon=1.0).epsilon
+    1.0
+    >>> len(read_private(target).labels), verify_file(target)
+    (2, ())
+    """
+    source, target = Path(source), Path(target)
+    request = checked(label, classes, epsilon, mechanism=mechanism, prior_columns=prior_columns, k=k)
+    table = _opened(source, target, request, delimiter)
+    sealer = Sealer(request, SecureRandom() if rng is None else rng)
+    with publishing(target) as draft:
+        _charge(journal, request, f"privatize column {label!r} of {source.name} into {target.name}")
+        table.privatize(draft.path, sealer, report or _silent)
+        public = request.public(sealer.rng, **table.public)
+        return draft.seal(_certificate(sealer, public))
+
+
+class _Table(Protocol):
+    """What both formats offer once a file is opened and checked."""
+
+    @property
+    def public(self) -> Mapping[str, Any]: ...
+
+    def privatize(self, draft: Path, sealer: Sealer, report: Report) -> None: ...
+
+
+def _opened(source: Path, target: Path, request: Request, delimiter: str | None) -> _Table:
+    if _format(source, "source") != _format(target, "target"):
+        raise TableError(
+            f"source and target differ in format ({source.suffix} and {target.suffix}); give them the same"
+        )
+    if not source.is_file():
+        raise TableError(f"source={str(source)!r} is not a file; give the path of one Parquet or CSV file")
+    if os.path.exists(target) and source.samefile(target):
+        raise TableError(f"target={str(target)!r} is the source itself; choose another target")
+    if _format(source, "source") == "CSV":
+        return csvfile.open_csv(source, request, delimiter)
+    if delimiter is not None:
+        raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
+    return parquetfile.open_parquet(source, request)
+
+
+def _format(path: Path, argument: str) -> str:
+    try:
+        return _SUFFIXES[path.suffix.lower()]
+    except KeyError:
+        known = ", ".join(_SUFFIXES)
+        raise TableError(f"{argument}={str(path)!r} has no known format; its name must end in {known}") from None
+
+
+def _charge(journal: Journal | None, request: Request, note: str) -> None:
+    if journal is None:
+        return
+    try:
+        journal.charge(request.event, note=note)
+    except OSError as error:
+        raise TableError(
+            f"journal={str(journal.path)!r} cannot be written ({error.strerror}); nothing was drawn"
+        ) from None
+
+
+def _silent(_rows: int, _fraction: float) -> None:
+    pass
+
+
+def _certificate(sealer: Sealer, public: Mapping[str, Any]) -> Certificate:
+    return certify(sealer.groups, 0.0, noise=sealer.rng.source, seeded=sealer.rng.seed is not None, release=public)
+
+
+def read_private(path: Path | str) -> PrivateTable:
+    """Read a file that `privatize` wrote, with everything a learner needs to use the answers.
+
+    The law comes from the file itself (Parquet) or from the certificate beside it (CSV, which has no other
+    place for it). Call `verify_file` to check the claim.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise TableError(f"path={str(path)!r} is not a file; give a file that privatize wrote")
+    certificate = _certificate_beside(path)
+    if _format(path, "path") == "CSV":
+        public = _known((certificate and certificate.release) or None, path)
+        features, answers, prior = csvfile.read_csv(path, _request(public), str(public.get("delimiter")))
+    else:
+        public = _known(parquetfile.read_public(path), path)
+        features, answers, prior = parquetfile.read_parquet(path, _request(public))
+    labels = NoisyLabels(_law(_request(public), public["mechanism"], prior, len(answers)), answers)
+    return PrivateTable(features, labels, public["label"], tuple(public["classes"]), certificate)
+
+
+def _certificate_beside(path: Path) -> Certificate | None:
+    note = certificate_path(path)
+    try:
+        return read_certificate(note) if note.is_file() else None
+    except (OSError, ValueError) as error:
+        raise TableError(f"the certificate {note.name!r} cannot be read: {error}") from None
+
+
+def _known(public: Mapping[str, Any] | None, path: Path) -> Mapping[str, Any]:
+    if public is None or public.get("format") != FORMAT:
+        raise TableError(
+            f"path={str(path)!r} does not say how its labels were made (format {FORMAT!r}); a CSV file needs "
+            "its certificate beside it, and both must be the work of privatize"
+        )
+    return public
+
+
+def _request(public: Mapping[str, Any]) -> Request:
+    try:
+        law = public["mechanism"]
+        return checked(
+            public["label"],
+            public["classes"],
+            public["epsilon"],
+            mechanism=law["mechanism"],
+            prior_columns=public["prior_columns"],
+            k=law.get("k"),
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise TableError("the public parameters of the table are incomplete; it was changed after privatize") from None
+
+
+def _law(request: Request, description: Mapping[str, Any], prior: FloatArray | None, rows: int) -> Law:
+    try:
+        if prior is None:
+            return law_from_description(description)
+        # A law of no rows cannot state its own k, so it is cut from a law of one.
+        known = prior if rows else request.uniform_prior(1)
+        return law_from_description({**description, "rows": len(known)}, known).take(np.arange(rows))
+    except ValueError as error:
+        raise TableError(f"the law of the table cannot be rebuilt: {error}") from None
+
+
+def verify_file(path: Path | str) -> tuple[str, ...]:
+    """Everything that is wrong with a privatized file or its certificate, as sentences; empty when they hold.
+
+    `path` is either of the two. Recomputes the claim, the hash and the number of rows. A Parquet file repeats
+    its public parameters inside, so a certificate that was rewritten, checksum and all, is caught there too.
+    A CSV file has only its certificate.
+    """
+    path = Path(path)
+    note = path if path.name.endswith(_NOTE) else certificate_path(path)
+    artifact = note.with_name(note.name.removesuffix(_NOTE))
+    if not note.is_file():
+        return (f"there is no certificate {note.name!r} beside {artifact.name!r}",)
+    try:
+        certificate = read_certificate(note)
+        return (*verify(certificate, artifact), *_table_problems(certificate, artifact))
+    except Exception as error:
+        # Whatever is in the file, the answer is a sentence.
+        return (f"the certificate {note.name!r} cannot be verified: {str(error) or type(error).__name__}",)
+
+
+def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
+    if certificate.artifact is None or (certificate.release or {}).get("format") != FORMAT:
+        return [f"the certificate does not speak about a table (format {FORMAT!r})"]
+    public = dict(certificate.release or {})
+    problems: list[str] = []
+    if public.get("noise") != certificate.noise:
+        problems.append("the certificate names two different sources of noise")
+    if artifact.is_file():
+        problems += _content_problems(certificate, public, artifact)
+    return problems
+
+
+def _content_problems(certificate: Certificate, public: dict[str, Any], artifact: Path) -> list[str]:
+    try:
+        is_text = _format(artifact, "artifact") == "CSV"
+        rows = (
+            csvfile.count_rows(artifact, str(public.get("delimiter"))) if is_text else parquetfile.count_rows(artifact)
+        )
+        inside = public if is_text else parquetfile.read_public(artifact)
+    except TableError as error:
+        return [f"the artifact cannot be read: {error}"]
+    problems: list[str] = []
+    if inside != public:
+        odd = sorted(key for key in {*public, *(inside or {})} if public.get(key) != (inside or {}).get(key))
+        problems.append(f"the certificate and the artifact state different parameters: {', '.join(odd)}")
+    asked = sum(group.rows for group in certificate.groups)
+    if asked != rows:
+        problems.append(f"the ledger counts {asked} rows and the artifact holds {rows}")
+    return problems
