@@ -1,0 +1,1 @@
+"""Accuracy experiments: settings as data (TOML), results as JSON lines."""

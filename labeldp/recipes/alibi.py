@@ -1,0 +1,27 @@
+"""ALIBI: Laplace noise on the one-hot label, then Bayes with the model's own prediction as prior (Malek et al. 2021).
+
+    o = onehot(y) + Laplace(2/ε) per coordinate;   target ∝ p_model(c) · P(o | c), recomputed at every step
+
+The noise is drawn once, so ε is paid once. The model enters only as a prior over answers already released.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from labeldp.learning.fit import Inputs
+from labeldp.learning.objectives import self_posterior
+from labeldp.private.randomizers import LaplaceOneHot
+from labeldp.private.vault import LabelVault
+from labeldp.recipes.common import Fit, ask, check_rows, in_folder, train_on
+
+
+def train(
+    model: nn.Module, inputs: Inputs, vault: LabelVault, *, epsilon: float, fit: Fit, folder: Path | None = None
+) -> nn.Module:
+    """Ask every label once at `epsilon` and train on the posterior. With a folder, a killed run can be resumed."""
+    check_rows(inputs, vault)
+    private = ask(vault, LaplaceOneHot(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz"))
+    return train_on(self_posterior, private, model, inputs, fit, folder)

@@ -1,0 +1,182 @@
+"""RR-on-Bins: private real-valued labels for regression (Ghazi et al. 2023, Regression with Label DP).
+
+    1. h = noisy histogram of the labels, for ε_h                              (`split_budget`)
+    2. bins, outputs = the best ones for h at ε' = ε − ε_h                     (`learning.bins`)
+    3. every row: the output of its bin with probability e^{ε'}/(e^{ε'} + k − 1), else of another
+
+Both looks are at the same rows, the second chosen after the first, so they add up to ε (adaptive composition).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from labeldp.accounting.events import PureDP
+from labeldp.accounting.ledger import check_budget
+from labeldp.learning.bins import Loss, expected_loss, nearest_distribution, optimal_bins
+from labeldp.learning.fit import Inputs
+from labeldp.learning.objectives import on_values
+from labeldp.private.binned import Binned, BinnedResponse, NoisyValues
+from labeldp.private.counts import GroupCounts, LaplaceNoise
+from labeldp.private.realvault import ValueVault
+from labeldp.private.shared import checked_epsilon, checked_integer
+from labeldp.recipes.common import Fit, check_rows, device_of
+from labeldp.releases import FloatArray, NoisyLabels
+
+# Below this, noisy counts say nothing and their sampler refuses.
+_LEAST_EPSILON = 1e-9
+_FEWEST_CELLS = 8
+
+
+def privatize_values(
+    vault: ValueVault,
+    *,
+    epsilon: float,
+    loss: Loss = "squared",
+    histogram_share: float = 0.2,
+    cells: int = 32,
+    histogram: npt.ArrayLike | None = None,
+) -> NoisyValues:
+    """One private value per row, at `epsilon` in all, of least expected loss to the true one.
+
+    `histogram` is the distribution over the vault's levels where it is public knowledge, and then nothing is
+    spent on it. Otherwise it is counted in at most `cells` equal intervals, for at most `histogram_share` of ε.
+
+    >>> from labeldp.private.realvault import seal_values
+    >>> vault = seal_values(np.random.default_rng(0).exponential(size=5000), low=0, high=10)
+    >>> noisy = privatize_values(vault, epsilon=1.0)
+    >>> noisy.values().shape, vault.certificate().epsilon
+    ((5000,), 1.0)
+    """
+    most = min(checked_integer("cells", cells, 1, 1 << 16), vault.num_classes)
+    share = 0.0 if histogram is not None else histogram_share
+    cells, first, second = split_budget(epsilon, len(vault), share, most)
+    levels = vault.grid.values()
+    # A loss that fails must fail before anything is spent.
+    expected_loss(np.ones_like(levels), levels, second, np.arange(len(levels)), levels, loss)
+    if histogram is None:
+        _check_both(vault, first, second)
+        histogram = noisy_histogram(vault, first, cells)
+    bins, outputs = optimal_bins(histogram, levels, second, loss)
+    release = vault.release(BinnedResponse(second, bins, outputs))
+    return replace(release, levels=levels, prior=np.asarray(histogram, dtype=np.float64))
+
+
+def train(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: ValueVault,
+    *,
+    epsilon: float,
+    fit: Fit,
+    loss: Loss = "squared",
+    histogram: npt.ArrayLike | None = None,
+) -> nn.Module:
+    """Ask every value once, at `epsilon` in all, and regress on the answers; the model has one output per row.
+
+    A model trained on these answers shrinks towards the mean, as the answers do: at small ε that is the price of the
+    least loss.
+    """
+    check_rows(inputs, vault)
+    noisy = privatize_values(vault, epsilon=epsilon, loss=loss, histogram=histogram)
+    values = torch.from_numpy(posterior_values(noisy)).float().to(device_of(model))
+    return fit(model, inputs, on_values(values, "absolute" if loss == "absolute" else "squared"))
+
+
+def noisy_histogram(vault: ValueVault, epsilon: float, cells: int = 32) -> FloatArray:
+    """The labels' distribution over the levels, (m,), counted with noise in `cells` equal intervals.
+
+    Uniform, and free, where epsilon is too small to learn anything.
+    """
+    if epsilon < _LEAST_EPSILON:
+        return np.full(vault.num_classes, 1.0 / vault.num_classes)
+    cells = min(cells, vault.num_classes)
+    cell_of_level = np.arange(vault.num_classes) * cells // vault.num_classes
+    counts = GroupCounts(np.zeros(len(vault), dtype=np.int64), 1, cells, LaplaceNoise(epsilon))
+    noisy = vault.release(Binned(cell_of_level, counts)).counts[0]
+    return (nearest_distribution(noisy, len(vault)) / np.bincount(cell_of_level))[cell_of_level]
+
+
+def split_budget(epsilon: float, num_rows: int, share: float, most: int = 32) -> tuple[int, float, float]:
+    """(cells, ε_h, ε − ε_h) of the histogram: a fixed rule of public numbers.
+
+    The histogram only steers the bins. Noise of a tenth of the rows does: it is 2/ε_h per cell in the mean, so
+    ε_h = 20·cells/n, and more is better spent on the answers. Where that exceeds share·ε there are fewer cells,
+    down to 8. Together the two are at most ε, exactly.
+
+    >>> split_budget(1.0, num_rows=64_000, share=0.2)
+    (32, 0.01, 0.99)
+    >>> split_budget(1.0, num_rows=800, share=0.25)
+    (10, 0.25, 0.75)
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"histogram_share is {share!r}; give a share of the budget from 0 to less than 1")
+    epsilon = checked_epsilon(epsilon)
+    allowed = share * epsilon if share else 0.0
+    cells = min(most, max(_FEWEST_CELLS, int(min(allowed, 1e6) * num_rows / 20)))
+    first = min(allowed, 20.0 * cells / max(num_rows, 1))
+    if first < _LEAST_EPSILON:
+        return cells, 0.0, epsilon
+    second = epsilon - first
+    if Fraction(first) + (Fraction(second) if second < math.inf else 0) > epsilon:
+        # The difference was rounded up.
+        second = math.nextafter(second, 0.0)
+    return cells, first, second
+
+
+def posterior_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None) -> FloatArray:
+    """E[y | answer] under the histogram (the release's own when None), (n,): each row's best guess on its own.
+
+        E[y | j] = (Σ_y p_y y + (e^ε − 1) Σ_{y in bin j} p_y y) / (1 + (e^ε − 1) P(bin j))
+
+    For the squared loss these are the outputs themselves. They shrink towards the overall mean, and so does a
+    model trained on them; `unbiased_values` do not, for a larger variance.
+    """
+    levels, prior = _levels_and_prior(noisy, histogram)
+    return (_every_bin(noisy).posterior(prior) @ levels)[noisy.answers]
+
+
+def unbiased_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None) -> FloatArray:
+    """z with E[z | y] = the mean under the histogram of the labels in y's bin, (n,); 0 where nothing can be said.
+
+        z = (c_j − p·Σ_i c_i)/(1 − k·p),   p = 1/(e^ε + k − 1),   c_i = E[y | y in bin i]
+
+    Free of the shrinking, but a staircase in y: the bins of least loss are few (two or three at ε = 1).
+    """
+    levels, prior = _levels_and_prior(noisy, histogram)
+    estimate = _every_bin(noisy).unbiased()
+    # A level's estimate is positive exactly when its own bin is answered.
+    member = estimate > 0
+    weights = member * prior
+    centres = np.divide(weights @ levels, weights.sum(axis=1), out=np.zeros(len(member)), where=member.any(axis=1))
+    return (estimate @ (member.T @ centres))[noisy.answers]
+
+
+def _every_bin(noisy: NoisyValues) -> NoisyLabels:
+    """The release of one row for every possible answer: its law depends on the row through the answer alone."""
+    return NoisyLabels(noisy.law, np.arange(len(noisy.outputs)))
+
+
+def _levels_and_prior(noisy: NoisyValues, histogram: npt.ArrayLike | None) -> tuple[FloatArray, FloatArray]:
+    given = noisy.prior if histogram is None else np.asarray(histogram, dtype=np.float64)
+    if noisy.levels is None or given is None:
+        raise ValueError("the release lacks the grid's values or a histogram; make it with privatize_values")
+    if given.shape != noisy.levels.shape:
+        raise ValueError(f"histogram has shape {given.shape}; give one weight for each of {len(noisy.levels)} levels")
+    # A label the noisy histogram thinks impossible may still be answered: then its bin is all that is known.
+    return noisy.levels, given + 1e-12 * (given.mean() or 1.0)
+
+
+def _check_both(vault: ValueVault, *epsilons: float) -> None:
+    """Refuse before the first look when the budget does not allow both."""
+    ledger = vault.ledger
+    for epsilon in epsilons:
+        ledger = ledger.charge(PureDP(epsilon))
+    check_budget(ledger.groups(), vault.budget)

@@ -1,0 +1,36 @@
+"""Train on the likelihood of randomized response: forward correction with the exact law (Patrini et al. 2017).
+
+    loss = −log Σ_c p_model(c) P(ỹ | c)
+
+Bounded, and consistent: its minimiser over all models is the true conditional class probability.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy.typing as npt
+from torch import nn
+
+from labeldp.learning.fit import Inputs
+from labeldp.learning.objectives import forward_corrected
+from labeldp.private.randomizers import PriorResponse, RandomizedResponse
+from labeldp.private.vault import LabelVault
+from labeldp.recipes.common import Fit, ask, check_rows, in_folder, train_on
+
+
+def train(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    fit: Fit,
+    prior: npt.ArrayLike | None = None,
+    folder: Path | None = None,
+) -> nn.Module:
+    """Ask every label once at `epsilon`, within the likely classes of a public `prior` if any; maximise likelihood."""
+    check_rows(inputs, vault)
+    question = RandomizedResponse(epsilon, vault.num_classes) if prior is None else PriorResponse(epsilon, prior)
+    private = ask(vault, question, kept=in_folder(folder, "answers.npz"))
+    return train_on(forward_corrected, private, model, inputs, fit, folder)

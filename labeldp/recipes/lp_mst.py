@@ -1,0 +1,134 @@
+"""LP-MST: multi-stage training with randomized response under the previous stage's prior (Ghazi et al. 2021).
+
+    split the rows into S₁ … S_T, not looking at labels
+    for t = 1 … T:  p = softmax(model_{t−1} / τ) on S_t (uniform for t = 1)
+                    ỹ = RRWithPrior(y; p) on S_t
+                    train model_t on ỹ of S₁ … S_t, warm-started from model_{t−1}
+
+Every row is asked in one stage only, and the prior for it comes from other rows' answers: by parallel composition
+the whole run costs ε, not T·ε, even if all answers and models are published. The vault's ledger says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from labeldp.learning.fit import Inputs, predict
+from labeldp.learning.objectives import on_classes
+from labeldp.private.randomizers import PriorResponse
+from labeldp.private.vault import LabelVault
+from labeldp.recipes.common import Fit, ask, check_rows, device_of, in_folder
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A public guess for every row, (n, K), and its weight against the model's: w·guess + (1 − w)·model."""
+
+    guess: npt.ArrayLike
+    weight: float
+
+
+def train(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    fit: Fit | Sequence[Fit],
+    shares: Sequence[float] = (0.6, 0.4),
+    temperature: float = 0.5,
+    prior: Prior | None = None,
+    keep_plausible: bool = True,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> nn.Module:
+    """Train in `len(shares)` stages at `epsilon` in all; one stage is LP-1ST.
+
+    Args:
+        fit: the training algorithm, one for all stages or one for each (a later stage wants less mixup).
+        shares: the part of the rows in each stage; they add up to 1.
+        temperature: τ of the prior; below 1 it trusts the model more. 0 takes the model's first choice only.
+        prior: public knowledge to mix in.
+        keep_plausible: train stage t only on those earlier answers that are among the previous model's k likeliest
+            classes, k being the mean size of the answer sets in stage t, rounded.
+        seed: of the split.
+        folder: keeps each stage's answers and checkpoint, so that a killed run resumes without asking again.
+    """
+    check_rows(inputs, vault)
+    stages = split(len(vault), shares, seed)
+    fits = list(fit) if isinstance(fit, Sequence) else [fit] * len(stages)
+    if len(fits) != len(stages):
+        raise ValueError(f"fit has {len(fits)} entries for {len(stages)} stages; give one, or one for each stage")
+    device, answers = device_of(model), torch.full((len(vault),), -1, dtype=torch.long)
+    asked = torch.zeros(len(vault), dtype=torch.bool)
+    for number, (rows, fit_stage) in enumerate(zip(stages, fits, strict=True), start=1):
+        scores = predict(model, inputs).cpu() if number > 1 else None
+        belief = stage_prior(scores, rows, vault.num_classes, temperature, prior)
+        private = ask(vault, PriorResponse(epsilon, belief), rows, in_folder(folder, f"answers-{number}.npz"))
+        keep = asked.clone()
+        if scores is not None and keep_plausible:
+            keep &= plausible(scores, answers, mean_set_size(private))
+        answers[rows], asked[rows], keep[rows] = torch.from_numpy(private.hard()), True, True
+        settings = {} if folder is None else {"checkpoint": in_folder(folder, f"model-{number}.pt")}
+        objective = on_classes(answers.to(device))
+        model = fit_stage(model, inputs, objective, rows=keep.nonzero().squeeze(1).to(device), **settings)
+    return model
+
+
+def split(num_rows: int, shares: Sequence[float], seed: int) -> list[npt.NDArray[np.intp]]:
+    """Row numbers of each stage, by a seeded shuffle that never saw a label; sorted within a stage."""
+    if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+        raise ValueError(f"shares={tuple(shares)} do not split the rows; give positive numbers that add up to 1")
+    order = np.random.default_rng(seed).permutation(num_rows)
+    cuts = np.round(np.cumsum(shares)[:-1] * num_rows).astype(int)
+    stages = [np.sort(part) for part in np.split(order, cuts)]
+    if any(len(stage) == 0 for stage in stages):
+        raise ValueError(f"{len(stages)} stages leave one without rows ({num_rows} in all); use fewer stages")
+    return stages
+
+
+def stage_prior(
+    scores: Tensor | None, rows: npt.NDArray[np.intp], num_classes: int, temperature: float, prior: Prior | None
+) -> npt.NDArray[np.float64]:
+    """The prior of a stage's rows: the model's, sharpened, with the public one mixed in. (K,) when uniform."""
+    if scores is None and prior is None:
+        return np.full(num_classes, 1.0 / num_classes)
+    belief = np.full((len(rows), num_classes), 1.0 / num_classes)
+    if scores is not None:
+        belief = sharpened(scores[torch.from_numpy(rows)], temperature)
+    if prior is None:
+        return belief
+    if not 0 <= prior.weight <= 1:
+        raise ValueError(f"prior.weight={prior.weight} is not a weight; give a number from 0 to 1")
+    guess = np.asarray(prior.guess, dtype=np.float64)[rows]
+    return prior.weight * guess + (1 - prior.weight) * belief
+
+
+def sharpened(scores: Tensor, temperature: float) -> npt.NDArray[np.float64]:
+    """softmax(scores / τ); at τ = 0 all weight on the first choice, shared between ties."""
+    if not temperature >= 0:
+        raise ValueError(f"temperature={temperature} is negative; give a number ≥ 0")
+    if temperature == 0:
+        best = (scores == scores.amax(dim=1, keepdim=True)).double()
+        return (best / best.sum(dim=1, keepdim=True)).numpy()
+    return torch.softmax(scores.double() / temperature, dim=1).numpy()
+
+
+def mean_set_size(private: object) -> int:
+    """Mean number of allowed answers, rounded: a mean of 1.86 is 2."""
+    law = private.law  # type: ignore[attr-defined]
+    return max(1, round(float(np.mean(law.set_sizes()))))
+
+
+def plausible(scores: Tensor, answers: Tensor, k: int) -> Tensor:
+    """Rows whose answer is among the model's k likeliest classes; rows without an answer are not."""
+    own = scores.gather(1, answers.clamp_min(0)[:, None])
+    rank = (scores > own).sum(dim=1)
+    return (rank < k) & (answers >= 0)

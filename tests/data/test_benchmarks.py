@@ -1,0 +1,244 @@
+"""Tables and ratings on small files of the official layouts, and the door `load`."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from labeldp import Budget
+from labeldp.data import benchmarks
+from labeldp.data import official as facts
+from labeldp.data.benchmarks import CorruptDataError, MissingDataError, adult, criteo_attribution, load, movielens_1m
+from labeldp.data.locate import digest
+from tests.data.benchmarkhelp import criteo, put, tiny, truth
+
+NAMES = [
+    "adult", "cifar10", "cifar100", "cinic10", "criteo_attribution", "fashion_mnist", "kmnist", "mnist", "movielens_1m",
+]  # fmt: skip
+
+
+def test_load_knows_every_loader(tmp_path):
+    assert set(NAMES) < set(benchmarks.__all__)
+    for name in NAMES:
+        with pytest.raises(MissingDataError, match=f"{name}: .* not found in .*LABELDP_DATA"):
+            load(name, tmp_path)
+    with pytest.raises(ValueError, match="name='svhn' is not a data set known here; give one of mnist, "):
+        load("svhn")
+
+
+def test_importing_the_loaders_needs_no_torch_and_no_pillow():
+    heavy = "{'torch', 'PIL', 'pyarrow'}"
+    code = f"import sys, labeldp.data.benchmarks, labeldp.data.synthetic; print({heavy} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "set()"
+
+
+# -- MovieLens --------------------------------------------------------------------------------------------------
+
+RATED = [(user, item, 1 + (user * item) % 5) for user in range(1, 11) for item in range(1, 6)]
+
+
+def ratings(rows) -> bytes:
+    return "".join(f"{user}::{item}::{stars}::97830{user:04}\n" for user, item, stars in rows).encode()
+
+
+def test_movielens_splits_and_shifts(tmp_path):
+    put(tmp_path / "movielens_1m" / "ml-1m" / "ratings.dat", ratings(RATED))
+    found = movielens_1m(tmp_path, budget=Budget(1.0), official=tiny(facts.MOVIELENS_1M, 50))
+    assert (len(found.train), len(found.test), found.num_classes) == (40, 10, 5)
+    assert (found.train.num_users, found.train.num_items) == (6040, 3952)
+    known = {(user - 1, item - 1): stars - 1 for user, item, stars in RATED}
+    pairs = list(zip(found.test.users.tolist(), found.test.items.tolist(), strict=True))
+    assert [known[pair] for pair in pairs] == found.test_labels.tolist()
+    assert found.train.users.base is None or found.train.users.base.nbytes == found.train.users.nbytes
+    open_again = movielens_1m(tmp_path, official=tiny(facts.MOVIELENS_1M, 50))
+    trained = list(zip(found.train.users.tolist(), found.train.items.tolist(), strict=True))
+    assert [known[pair] for pair in trained] == truth(open_again)
+    assert not set(trained) & set(pairs)
+
+
+def test_the_split_of_movielens_does_not_depend_on_ratings(tmp_path):
+    put(tmp_path / "a" / "movielens_1m" / "ratings.dat", ratings(RATED))
+    changed = sorted(((user, item, 6 - stars) for user, item, stars in RATED), key=lambda row: row[2])
+    put(tmp_path / "b" / "movielens_1m" / "ratings.dat", ratings(changed), zipped=True)
+    first, second = (movielens_1m(tmp_path / side, official=tiny(facts.MOVIELENS_1M, 50)) for side in "ab")
+    assert np.array_equal(first.train.users, second.train.users)
+    assert np.array_equal(first.train.items, second.train.items)
+
+
+def test_movielens_out_of_its_zip(tmp_path):
+    (tmp_path / "movielens_1m").mkdir()
+    archive = tmp_path / "movielens_1m" / "ml-1m.zip"
+    with zipfile.ZipFile(archive, "w") as bundle:
+        bundle.writestr("ml-1m/ratings.dat", ratings(RATED))
+    official = tiny(facts.MOVIELENS_1M, 50, digests={"ml-1m.zip": digest(archive.read_bytes(), "md5")})
+    assert len(movielens_1m(tmp_path, official=official).vault) == 40
+    with pytest.raises(CorruptDataError, match=r"ml-1m\.zip .* is not the official file"):
+        movielens_1m(tmp_path)
+
+
+ODD_LINES = ["1::2::3\n", "1::2::secret::9\n", "7000::2::3::9\n", "1::0::3::9\n", "1 2::2::3::9\n"]
+
+
+@pytest.mark.parametrize("line", ODD_LINES)
+def test_movielens_lines_of_another_kind(tmp_path, line):
+    put(tmp_path / "movielens_1m" / "ratings.dat", ratings(RATED) + line.encode())
+    with pytest.raises(CorruptDataError, match="is not made of lines user::item::rating::time") as caught:
+        movielens_1m(tmp_path, official=tiny(facts.MOVIELENS_1M, 51))
+    assert "secret" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+def test_movielens_rows_and_ratings_are_checked(tmp_path):
+    put(tmp_path / "movielens_1m" / "ratings.dat", ratings(RATED))
+    with pytest.raises(CorruptDataError, match="50 rows; the official one has 1000209"):
+        movielens_1m(tmp_path)
+    put(tmp_path / "movielens_1m" / "ratings.dat", ratings([(user, item, 6) for user, item, _ in RATED]))
+    with pytest.raises(ValueError, match="40 out of range"):
+        movielens_1m(tmp_path, official=tiny(facts.MOVIELENS_1M, 50))
+
+
+# -- Adult ------------------------------------------------------------------------------------------------------
+
+PERSON = "{age}, {work}, 77516, Bachelors, 13, Never-married, Sales, Wife, White, {sex}, 0, 0, 40, Cuba, {income}\n"
+PEOPLE = [
+    PERSON.format(age=20, work="Private", sex="Male", income="<=50K"),
+    PERSON.format(age=40, work="?", sex="Female", income=">50K"),
+]
+TEST_PERSON = PERSON.format(age=30, work="State-gov", sex="Male", income=">50K.")
+
+
+def put_adult(root, train=None):
+    put(root / "adult" / "adult.data", (train or "".join(PEOPLE) + "\n").encode())
+    put(root / "adult" / "adult.test", f"|1x3 Cross validator\n{TEST_PERSON}\n".encode(), zipped=True)
+
+
+def test_adult_files(tmp_path):
+    put_adult(tmp_path)
+    found = adult(tmp_path, official=tiny(facts.ADULT, 2, 1))
+    assert found.train.numeric.dtype == np.float32
+    assert found.train.numeric[:, 0].tolist() == [-1.0, 1.0]
+    assert found.test.numeric.tolist() == [[0.0] * 6]
+    assert found.train.cardinalities == (3, 1, 1, 1, 1, 1, 2, 1)
+    assert found.train.categorical[:, 0].tolist() == [1, 0]
+    assert found.test.categorical[0].tolist() == [2, 0, 0, 0, 0, 0, 1, 0]
+    assert found.train.users is None
+    assert found.test_labels.tolist() == [1]
+    assert truth(found) == [0, 1]
+
+
+def test_adult_without_files_is_the_bundled_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABELDP_DATA", str(tmp_path))
+    found = adult(budget=Budget(1.0))
+    assert (len(found.vault), len(found.test)) == (32_561, 16_281)
+    assert np.bincount(found.test_labels).tolist() == [12_435, 3_846]
+    with pytest.raises(MissingDataError, match=r"adult\.data, adult\.test not found"):
+        adult(tmp_path)
+
+
+def test_adult_files_of_another_kind(tmp_path):
+    put_adult(tmp_path)
+    with pytest.raises(CorruptDataError, match=r"adult\.data .* is not the official file"):
+        adult(tmp_path)
+    put_adult(tmp_path, train=PEOPLE[0] + "1, 2, >50K\n")
+    with pytest.raises(CorruptDataError, match=r"1 of 2 lines of adult\.data do not have 15 fields"):
+        adult(tmp_path, official=tiny(facts.ADULT, 2, 1))
+    put_adult(tmp_path, train=PEOPLE[0] + ">50K, " + PEOPLE[1].rpartition(", ")[0] + "\n")
+    with pytest.raises(CorruptDataError, match="a numeric column holds text") as caught:
+        adult(tmp_path, official=tiny(facts.ADULT, 2, 1))
+    assert "50K" not in str(caught.value)
+    assert caught.value.__context__ is None
+    put_adult(tmp_path, train=PEOPLE[0] + PEOPLE[1].replace(">50K", "rich"))
+    with pytest.raises(ValueError, match="1 out of range") as refused:
+        adult(tmp_path, official=tiny(facts.ADULT, 2, 1))
+    assert "rich" not in str(refused.value)
+
+
+# -- Criteo -----------------------------------------------------------------------------------------------------
+
+FILE = "criteo_attribution_dataset.tsv"
+
+
+def click(uid, *, conversion=0, position=-1, clicks=-1, clicked=1, cost=0.5, campaign=7, cat=3):
+    return {
+        "uid": uid, "conversion": conversion, "click": clicked, "click_pos": position, "click_nb": clicks,
+        "cost": cost, "campaign": campaign, **{f"cat{number}": cat + number for number in range(1, 10)},
+    }  # fmt: skip
+
+
+JOURNEYS = [
+    row
+    for uid in range(100, 140)
+    for row in (
+        click(uid, conversion=1, position=0, clicks=2, cost=uid / 100),
+        click(uid, conversion=1, position=1, clicks=2, campaign=9),
+        click(uid, clicked=0),
+        click(uid, cat=uid),
+    )
+]
+ATTRIBUTION = tiny(facts.CRITEO_ATTRIBUTION, len(JOURNEYS))
+
+
+def test_criteo_keeps_clicks_and_credits_the_last(tmp_path):
+    put(tmp_path / "criteo_attribution" / FILE, criteo(JOURNEYS), zipped=True)
+    found = criteo_attribution(tmp_path, train_users=20, test_users=10, official=ATTRIBUTION)
+    assert (len(found.train), len(found.test)) == (60, 30)
+    assert found.train.users is not None
+    assert found.test.users is not None
+    assert len(set(found.train.users.tolist())) == 20
+    assert not set(found.train.users.tolist()) & set(found.test.users.tolist())
+    assert found.test_labels.tolist() == [0, 1, 0] * 10
+    assert truth(found) == [0, 1, 0] * 20
+    assert found.train.categorical.shape == (60, 10)
+    assert found.train.cardinalities[0] == 2
+    assert found.train.categorical.max(axis=0).tolist() <= [size - 1 for size in found.train.cardinalities]
+    assert found.train.numeric.mean() == pytest.approx(0, abs=1e-6)
+    assert found.train.numeric.std() == pytest.approx(1, abs=1e-6)
+
+
+def test_criteo_does_not_look_at_labels_to_choose_people(tmp_path):
+    put(tmp_path / "a" / "criteo_attribution" / FILE, criteo(JOURNEYS))
+    put(tmp_path / "b" / "criteo_attribution" / FILE, criteo([{**row, "conversion": 0} for row in JOURNEYS]))
+    first, second = (
+        criteo_attribution(tmp_path / side, train_users=20, test_users=10, official=ATTRIBUTION) for side in "ab"
+    )
+    assert np.array_equal(first.train.users, second.train.users)
+    assert np.array_equal(first.train.categorical, second.train.categorical)
+    assert not second.test_labels.any()
+
+
+def test_criteo_needs_enough_people(tmp_path):
+    put(tmp_path / "criteo_attribution" / FILE, criteo(JOURNEYS))
+    with pytest.raises(ValueError, match=r"train_users=200000 and test_users=50000 .* at most 40 together"):
+        criteo_attribution(tmp_path, official=ATTRIBUTION)
+
+
+def test_criteo_files_of_another_kind(tmp_path):
+    path = tmp_path / "criteo_attribution" / f"{FILE}.gz"
+    secret = {**JOURNEYS[0], "conversion": "secretvalue"}
+    whole = gzip.compress(criteo(JOURNEYS))
+    for content in (
+        gzip.compress(criteo([*JOURNEYS, secret])),
+        gzip.compress(criteo(JOURNEYS).replace(b"click_nb", b"clicks")),
+        gzip.compress(criteo([*JOURNEYS, {**JOURNEYS[0], "conversion": ""}])),
+        whole[:-40],
+        b"not gzip",
+        b"",
+    ):
+        put(path, content)
+        with pytest.raises(CorruptDataError) as caught:
+            criteo_attribution(tmp_path, train_users=2, test_users=1, official=ATTRIBUTION)
+        assert "secretvalue" not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None
+
+
+def test_criteo_rows_are_counted(tmp_path):
+    put(tmp_path / "criteo_attribution" / FILE, criteo(JOURNEYS))
+    with pytest.raises(CorruptDataError, match="160 rows; the official one has 16468027"):
+        criteo_attribution(tmp_path)
