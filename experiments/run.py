@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from experiments.settings import Run, runs
 from labeldp.data import benchmarks
 from labeldp.learning import augment, schedules
-from labeldp.learning.fit import accuracy, fit, sgd
+from labeldp.learning.fit import accuracy, adam, fit, sgd
 from labeldp.models import zoo
 from labeldp.private.vault import LabelVault
 from labeldp.recipes import alibi, debiased, forward, lp_mst, rr
@@ -36,7 +36,13 @@ RECIPES = {
     "alibi": alibi.train,
     "lp_mst": lp_mst.train,
 }
-AUGMENTS = {"crop": augment.random_crop(4), "flip": augment.random_flip(), "cutout": augment.cutout(8)}
+AUGMENTS = {
+    "crop": augment.random_crop(4),
+    "small crop": augment.random_crop(2),
+    "flip": augment.random_flip(),
+    "cutout": augment.cutout(8),
+}
+OPTIMIZERS = {"sgd": sgd, "adam": adam}
 SCHEDULES = {"linear": schedules.linear, "piecewise": schedules.piecewise, "one_cycle": schedules.one_cycle}
 
 
@@ -61,17 +67,21 @@ def _pieces(images: Any) -> list[Any]:
 
 def trainings(settings: dict[str, Any], seed: int) -> list[Any]:
     """One bound `fit` for every value of mixup: one for all stages, or one per stage."""
-    mixups = settings["mixup"] if isinstance(settings["mixup"], list) else [settings["mixup"]]
+    mixups = settings.get("mixup", 0.0)
+    mixups = mixups if isinstance(mixups, list) else [mixups]
     chosen = [AUGMENTS[name] for name in settings["augment"]]
     return [
         functools.partial(
             fit,
             epochs=settings["epochs"],
             batch_size=settings["batch_size"],
-            optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]),
+            optimizer=OPTIMIZERS[settings["optimizer"]](
+                settings["learning_rate"], weight_decay=settings["weight_decay"]
+            ),
             schedule=SCHEDULES[settings["schedule"]](),
             augment=augment.compose(*chosen),
             mixup=mixup,
+            compiled=settings.get("compiled", False),
             seed=seed,
         )
         for mixup in mixups
@@ -93,7 +103,9 @@ def run_one(run: Run, device: str) -> dict[str, Any]:
     vault = fresh_vault(sealed)
     fits = trainings(settings, run.seed)
     more = {key: settings[key] for key in ("shares", "temperature") if key in settings}
-    more |= {"seed": run.seed} if settings["recipe"] == "lp_mst" else {}
+    if settings["recipe"] == "lp_mst":
+        more |= {"seed": run.seed, "learn": getattr(lp_mst, settings.get("learn", "hard_answers"))}
+        more |= {"keep_plausible": settings.get("keep_plausible", True)}
     begun = time.perf_counter()
     more["fit"] = fits if len(fits) > 1 else fits[0]
     start = model(settings, images, run.seed)

@@ -11,7 +11,7 @@ the whole run costs ε, not T·ε, even if all answers and models are published.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,50 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import log_softmax
 
 from labeldp.learning.fit import Inputs, predict
-from labeldp.learning.objectives import on_classes
+from labeldp.learning.objectives import Objective, on_classes
+from labeldp.learning.targets import evidence, forward_loss, posterior
 from labeldp.private.randomizers import PriorResponse
 from labeldp.private.vault import LabelVault
 from labeldp.recipes.common import Fit, ask, check_rows, device_of, in_folder
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a stage may learn from: all answers so far, and what the previous stage's model said, on the device.
+
+    `answers` (n,) is −1 and `evidence` (n, K) zero for rows not asked yet; `scores` (n, K) is None in stage one.
+    """
+
+    answers: Tensor
+    evidence: Tensor
+    scores: Tensor | None
+
+
+Learn = Callable[[Known], Objective]
+
+
+def hard_answers(known: Known) -> Objective:
+    """Cross-entropy with the answers taken at their word, as published."""
+    return on_classes(known.answers)
+
+
+def likelihood(known: Known) -> Objective:
+    """The exact likelihood of the answers: no mixup needed, and an answer that says nothing teaches nothing."""
+    return lambda logits, rows: forward_loss(logits, known.evidence[rows])
+
+
+def posterior_of_model(known: Known) -> Objective:
+    """Cross-entropy with the posterior under the previous model as prior; the likelihood in stage one.
+
+    Self-training with evidence: rows whose answer says nothing are learnt from the previous model alone.
+    """
+    if known.scores is None:
+        return likelihood(known)
+    targets = posterior(known.evidence, log_softmax(known.scores, dim=1))
+    return lambda logits, rows: -(targets[rows] * log_softmax(logits, dim=-1)).sum(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -45,6 +83,7 @@ def train(
     shares: Sequence[float] = (0.6, 0.4),
     temperature: float = 0.5,
     prior: Prior | None = None,
+    learn: Learn = hard_answers,
     keep_plausible: bool = True,
     seed: int = 0,
     folder: Path | None = None,
@@ -56,6 +95,7 @@ def train(
         shares: the part of the rows in each stage; they add up to 1.
         temperature: τ of the prior; below 1 it trusts the model more. 0 takes the model's first choice only.
         prior: public knowledge to mix in.
+        learn: what to minimise: `hard_answers` (published), `likelihood` or `posterior_of_model`.
         keep_plausible: train stage t only on those earlier answers that are among the previous model's k likeliest
             classes, k being the mean size of the answer sets in stage t, rounded.
         seed: of the split.
@@ -67,6 +107,7 @@ def train(
     if len(fits) != len(stages):
         raise ValueError(f"fit has {len(fits)} entries for {len(stages)} stages; give one, or one for each stage")
     device, answers = device_of(model), torch.full((len(vault),), -1, dtype=torch.long)
+    seen = torch.zeros(len(vault), vault.num_classes)
     asked = torch.zeros(len(vault), dtype=torch.bool)
     for number, (rows, fit_stage) in enumerate(zip(stages, fits, strict=True), start=1):
         scores = predict(model, inputs).cpu() if number > 1 else None
@@ -75,10 +116,11 @@ def train(
         keep = asked.clone()
         if scores is not None and keep_plausible:
             keep &= plausible(scores, answers, mean_set_size(private))
-        answers[rows], asked[rows], keep[rows] = torch.from_numpy(private.hard()), True, True
+        answers[rows], seen[rows] = torch.from_numpy(private.hard()), evidence(private)
+        asked[rows] = keep[rows] = True
+        known = Known(answers.to(device), seen.to(device), None if scores is None else scores.to(device))
         settings = {} if folder is None else {"checkpoint": in_folder(folder, f"model-{number}.pt")}
-        objective = on_classes(answers.to(device))
-        model = fit_stage(model, inputs, objective, rows=keep.nonzero().squeeze(1).to(device), **settings)
+        model = fit_stage(model, inputs, learn(known), rows=keep.nonzero().squeeze(1).to(device), **settings)
     return model
 
 
