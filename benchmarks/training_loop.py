@@ -5,10 +5,8 @@ Target: at most 1.05 times the bare loop.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import time
+import sys
 from collections.abc import Callable
 
 import torch
@@ -18,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from labeldp.learning.fit import fit, sgd
 from labeldp.learning.objectives import on_classes
 from labeldp.models.zoo import mnist_cnn
+from labeldp.timing import rates, show_rates
 
 ROWS, BATCH, EPOCHS = 8192, 256, 1
 
@@ -40,32 +39,22 @@ def ours(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     fit(model, images, on_classes(labels), epochs=EPOCHS, batch_size=BATCH, optimizer=sgd(0.05))
 
 
-def seconds(train: Callable[[nn.Module, Tensor, Tensor], None], images: Tensor, labels: Tensor) -> float:
+def fresh(train: Callable[[nn.Module, Tensor, Tensor], None], images: Tensor, labels: Tensor) -> None:
     """One training of a fresh model."""
     torch.manual_seed(0)
-    model = mnist_cnn()
-    begun = time.perf_counter()
-    train(model, images, labels)
-    return time.perf_counter() - begun
+    train(mnist_cnn(), images, labels)
 
 
 def main() -> None:
-    """Alternate the two, report medians, spread and the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    """Alternate the two on one thread; the ratio of rates is the bare loop's time over ours (target ≥ 1 / 1.05)."""
     torch.set_num_threads(1)
     images, labels = torch.randn(ROWS, 1, 28, 28), torch.randint(10, (ROWS,))
-    seconds(bare, images, labels)  # first touch of memory and kernels
-    pairs = [(seconds(ours, images, labels), seconds(bare, images, labels)) for _ in range(arguments.repeats)]
-    mine, plain = (sorted(times) for times in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    print(f"fit        median {statistics.median(mine):.3f} s   [{mine[0]:.3f} … {mine[-1]:.3f}]")
-    print(f"bare loop  median {statistics.median(plain):.3f} s   [{plain[0]:.3f} … {plain[-1]:.3f}]")
-    print(f"ratio of pairs, median {ratio:.3f}   (target ≤ 1.05)")
-    if arguments.json:
-        print(json.dumps({"fit_s": mine, "bare_s": plain, "ratio": ratio, "target": 1.05}))
+    fresh(bare, images, labels)  # first touch of memory and kernels
+    contestants = {"fit": lambda: fresh(ours, images, labels), "bare loop": lambda: fresh(bare, images, labels)}
+    found = rates(contestants, amount=EPOCHS * ROWS, repeats=9)
+    overhead = statistics.median(b / a for a, b in zip(found["fit"], found["bare loop"], strict=True))
+    print(f"fit takes {overhead:.3f} times as long as the bare loop (target ≤ 1.05)")
+    show_rates(found, "images/s", "--json" in sys.argv[1:], benchmark="training_loop", overhead=overhead, target=1.05)
 
 
 if __name__ == "__main__":

@@ -70,14 +70,13 @@ def trainings(settings: dict[str, Any], seed: int) -> list[Any]:
     mixups = settings.get("mixup", 0.0)
     mixups = mixups if isinstance(mixups, list) else [mixups]
     chosen = [AUGMENTS[name] for name in settings["augment"]]
+    optimizer = OPTIMIZERS[settings["optimizer"]]
     return [
         functools.partial(
             fit,
             epochs=settings["epochs"],
             batch_size=settings["batch_size"],
-            optimizer=OPTIMIZERS[settings["optimizer"]](
-                settings["learning_rate"], weight_decay=settings["weight_decay"]
-            ),
+            optimizer=optimizer(settings["learning_rate"], weight_decay=settings["weight_decay"]),
             schedule=SCHEDULES[settings["schedule"]](),
             augment=augment.compose(*chosen),
             mixup=mixup,

@@ -14,6 +14,7 @@ from labeldp import (
     TopKResponse,
 )
 from labeldp.accounting.events import DiscreteGaussian, PureDP
+from labeldp.private.binned import BinnedResponse
 from labeldp.releases import NoisyLabels
 from labeldp.testing import ContractError, check_mechanism, check_randomizer
 
@@ -30,6 +31,7 @@ HONEST = [
     LaplaceOneHot(1.0, 4),
     BitFlip(1.0, 4),
     BitFlip(4.0, 3),
+    BinnedResponse(1.0, np.array([0, 0, 1, 1, 1, 2]), np.array([0.5, 3.0, 5.0])),
 ]
 
 

@@ -55,7 +55,7 @@ class Journal:
             found, wanted = file.read(), _encode(header)
             if len(found) < len(wanted) and wanted.startswith(found):
                 _append(file, header)
-                _flush_folder(path.parent)
+                flush(path.parent)
             kept = _read_budget(path, file)
         if budget is not None and budget != kept:
             raise JournalError(f"{path.name} was opened with the budget {kept}; it cannot become {budget}")
@@ -141,8 +141,9 @@ def _damaged(path: Path, number: int) -> str:
     return f"line {number} of {path.name} is damaged; restore the file from a backup before asking again"
 
 
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

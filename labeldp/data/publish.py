@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labeldp.accounting.certificate import Certificate
+from labeldp.accounting.journal import flush
 from labeldp.data.request import TableError
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -80,13 +81,13 @@ def _write_certificate(draft: Draft, note: Path) -> None:
 
 
 def _publish(draft: Draft, note: Path) -> None:
-    _flush(draft.path)
-    _flush(note)
+    flush(draft.path)
+    flush(note)
     certificate = certificate_path(draft.target)
     try:
         _name(note, certificate)
         _name(draft.path, draft.target)
-        _flush(draft.target.parent)
+        flush(draft.target.parent)
     except BaseException:
         # An interrupt can fall between any two lines: take back what is ours, the artifact first.
         _take_back(draft.path, draft.target)
@@ -111,14 +112,6 @@ def _name(path: Path, final: Path) -> None:
         # No hard links here (exFAT, some network shares): reserve the name, then rename onto the reservation.
         _create(final)
         os.replace(path, final)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(*paths: Path) -> None:

@@ -21,8 +21,10 @@ def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
             f"num_classes={num_classes!r} is not a number of classes; declare it (≥ 1). It is never read off "
             "the labels: which classes occur is itself private"
         )
-    if isinstance(labels, np.ma.MaskedArray) and np.ma.is_masked(labels):
-        raise ValueError(f"labels cannot be sealed: {int(np.ma.count_masked(labels))} of them are masked, so missing")
+    # numpy would hand out what lies under a mask as if it were a label.
+    masked = int(np.count_nonzero(getattr(cast("Any", labels), "mask", False))) if _is_masked(labels) else 0
+    if masked:
+        raise ValueError(f"labels cannot be sealed: {masked} of them are masked, so missing")
     raw = np.asarray(labels)
     if raw.ndim != 1:
         raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
@@ -30,6 +32,10 @@ def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
     sealed = raw.astype(np.min_scalar_type(int(num_classes) - 1))
     sealed.setflags(write=False)
     return sealed
+
+
+def _is_masked(labels: object) -> bool:
+    return isinstance(labels, np.ma.MaskedArray)
 
 
 def _is_count(value: object) -> bool:

@@ -15,13 +15,12 @@ from labeldp.learning.fit import Inputs
 from labeldp.learning.objectives import self_posterior
 from labeldp.private.randomizers import LaplaceOneHot
 from labeldp.private.vault import LabelVault
-from labeldp.recipes.common import Fit, ask, check_rows, in_folder, train_on
+from labeldp.recipes.common import Fit, train_once
 
 
 def train(
     model: nn.Module, inputs: Inputs, vault: LabelVault, *, epsilon: float, fit: Fit, folder: Path | None = None
 ) -> nn.Module:
     """Ask every label once at `epsilon` and train on the posterior. With a folder, a killed run can be resumed."""
-    check_rows(inputs, vault)
-    private = ask(vault, LaplaceOneHot(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz"))
-    return train_on(self_posterior, private, model, inputs, fit, folder)
+    question = LaplaceOneHot(epsilon, vault.num_classes)
+    return train_once(question, self_posterior, model, inputs, vault, fit, folder)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -13,6 +14,7 @@ from labeldp.data.storage import load_labels, save_labels
 from labeldp.learning.fit import Inputs
 from labeldp.learning.objectives import Objective
 from labeldp.private.mechanism import Mechanism
+from labeldp.private.randomizers import PriorResponse, RandomizedResponse
 from labeldp.private.vault import LabelVault
 from labeldp.releases import NoisyLabels
 
@@ -52,17 +54,25 @@ def ask(
     return private
 
 
-def train_on(
+def train_once(
+    question: Mechanism[NoisyLabels],
     objective: Callable[[NoisyLabels, torch.device], Objective],
-    private: NoisyLabels,
     model: nn.Module,
     inputs: Inputs,
+    vault: LabelVault,
     fit: Fit,
     folder: Path | None,
 ) -> nn.Module:
-    """Fit the model to one release, with a checkpoint when there is a folder."""
+    """Ask every label once and fit the model to the answers. With a folder, a killed run can be resumed."""
+    check_rows(inputs, vault)
+    private = ask(vault, question, kept=in_folder(folder, "answers.npz"))
     settings = {} if folder is None else {"checkpoint": folder / "model.pt"}
     return fit(model, inputs, objective(private, device_of(model)), **settings)
+
+
+def response(epsilon: float, vault: LabelVault, prior: npt.ArrayLike | None) -> Mechanism[NoisyLabels]:
+    """Randomized response, within the likely classes of a public prior if there is one."""
+    return RandomizedResponse(epsilon, vault.num_classes) if prior is None else PriorResponse(epsilon, prior)
 
 
 def in_folder(folder: Path | None, name: str) -> Path | None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from labeldp.learning.fit import Inputs
 from labeldp.learning.objectives import Objective, debiased
-from labeldp.private.randomizers import PriorResponse, RandomizedResponse
+from labeldp.private.randomizers import RandomizedResponse
 from labeldp.private.vault import LabelVault
-from labeldp.recipes.common import Fit, ask, check_rows, device_of, in_folder, train_on
+from labeldp.recipes.common import Fit, ask, check_rows, device_of, response, train_once
 
 
 def train(
@@ -32,10 +32,7 @@ def train(
     folder: Path | None = None,
 ) -> nn.Module:
     """Ask every label once at `epsilon` (within the likely classes of a public `prior`, if any), train debiased."""
-    check_rows(inputs, vault)
-    question = RandomizedResponse(epsilon, vault.num_classes) if prior is None else PriorResponse(epsilon, prior)
-    private = ask(vault, question, kept=in_folder(folder, "answers.npz"))
-    return train_on(debiased, private, model, inputs, fit, folder)
+    return train_once(response(epsilon, vault, prior), debiased, model, inputs, vault, fit, folder)
 
 
 def lp_rr_sgd(

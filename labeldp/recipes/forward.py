@@ -14,9 +14,8 @@ from torch import nn
 
 from labeldp.learning.fit import Inputs
 from labeldp.learning.objectives import forward_corrected
-from labeldp.private.randomizers import PriorResponse, RandomizedResponse
 from labeldp.private.vault import LabelVault
-from labeldp.recipes.common import Fit, ask, check_rows, in_folder, train_on
+from labeldp.recipes.common import Fit, response, train_once
 
 
 def train(
@@ -30,7 +29,4 @@ def train(
     folder: Path | None = None,
 ) -> nn.Module:
     """Ask every label once at `epsilon`, within the likely classes of a public `prior` if any; maximise likelihood."""
-    check_rows(inputs, vault)
-    question = RandomizedResponse(epsilon, vault.num_classes) if prior is None else PriorResponse(epsilon, prior)
-    private = ask(vault, question, kept=in_folder(folder, "answers.npz"))
-    return train_on(forward_corrected, private, model, inputs, fit, folder)
+    return train_once(response(epsilon, vault, prior), forward_corrected, model, inputs, vault, fit, folder)

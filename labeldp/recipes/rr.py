@@ -13,15 +13,12 @@ from torch import nn
 
 from labeldp.learning.fit import Inputs
 from labeldp.learning.objectives import on_answers
-from labeldp.private.randomizers import RandomizedResponse
 from labeldp.private.vault import LabelVault
-from labeldp.recipes.common import Fit, ask, check_rows, in_folder, train_on
+from labeldp.recipes.common import Fit, response, train_once
 
 
 def train(
     model: nn.Module, inputs: Inputs, vault: LabelVault, *, epsilon: float, fit: Fit, folder: Path | None = None
 ) -> nn.Module:
     """Ask every label once at `epsilon` and train on the answers. With a folder, a killed run can be resumed."""
-    check_rows(inputs, vault)
-    private = ask(vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz"))
-    return train_on(on_answers, private, model, inputs, fit, folder)
+    return train_once(response(epsilon, vault, None), on_answers, model, inputs, vault, fit, folder)

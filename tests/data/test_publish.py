@@ -108,7 +108,7 @@ def test_disk_errors_become_sentences(tmp_path, code, words):
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError(errno.EIO, "")])
 def test_an_interrupt_while_publishing_leaves_nothing(tmp_path, monkeypatch, at, stop):
     calls = []
-    real_link, real_flush = os.link, publish._flush
+    real_link, real_flush = os.link, publish.flush
 
     def link(path, final):
         calls.append(final)
@@ -124,7 +124,7 @@ def test_an_interrupt_while_publishing_leaves_nothing(tmp_path, monkeypatch, at,
         real_flush(path)
 
     monkeypatch.setattr(os, "link", link)
-    monkeypatch.setattr(publish, "_flush", flush)
+    monkeypatch.setattr(publish, "flush", flush)
     with pytest.raises((KeyboardInterrupt, TableError)):
         write(tmp_path / "out.csv")
     assert names(tmp_path) == []

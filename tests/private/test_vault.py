@@ -209,6 +209,7 @@ def test_the_vault_keeps_its_own_copy():
         ([None, 0.5, 777], "1 missing, 1 not whole numbers, 1 out of range"),
         (["no", "yes"], "encode them as integers"),
         ([0, "yes"], "encode them as integers"),
+        (np.ma.masked_array([0, 777, 1], mask=[False, True, False]), "1 of them are masked"),
         ([[0], [1]], "shape"),
         (5, "shape"),
     ],
