@@ -23,7 +23,7 @@ def table(paths: list[Path]) -> str:
     """A Markdown table: mean and spread over seeds, the paper's figure, the difference, seconds per run."""
     found = defaultdict(list)
     for path in paths:
-        for line in path.open():
+        for line in path.read_text().splitlines():
             result = json.loads(line)
             found[result["group"], result["label"], result["epsilon"]].append(result)
     rows = ["| data | method | ε | ours: mean ± spread (seeds) | paper | difference | s per run |", "|---" * 7 + "|"]

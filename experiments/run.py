@@ -163,7 +163,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no new training after this long")
     arguments = parser.parse_args()
-    done = {json.loads(line)["name"] for line in arguments.out.open()} if arguments.out.exists() else set()
+    lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
+    done = {json.loads(line)["name"] for line in lines}
     left = [run for run in runs(arguments.settings, arguments.group, arguments.seed) if run.name not in done]
     print(f"{len(left)} runs to do, {len(done)} done before", flush=True)
     until = time.time() + 60 * arguments.minutes

@@ -31,6 +31,9 @@ def test_the_learning_example_runs():
     exec(compile(blocks("python")[0], "README.md", "exec"), names)
     exec(compile(blocks("python")[1], "README.md", "exec"), names)
     assert names["loss"].shape == (4,)
+    names |= {"model": torch.nn.Linear(2, 3), "features": torch.zeros(10_000, 2)}
+    exec(compile(blocks("python")[2], "README.md", "exec"), names)
+    assert names["vault"].certificate().epsilon == 2.0
 
 
 def commands():

@@ -9,7 +9,7 @@ from torch import Tensor
 def expected_rating(logits: Tensor, ratings: Tensor | None = None) -> Tensor:
     """Σ_c softmax(logits)_c · rating_c, (n,): the mean rating under the model. Ratings are 1 … K when None.
 
-    >>> expected_rating(torch.zeros(1, 5))
+    >>> expected_rating(torch.zeros(1, 5)).round(decimals=3)
     tensor([3.])
     """
     if ratings is None:

@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+
+from labeldp import BitFlip, LabelVault, LaplaceOneHot, PriorResponse, RandomizedResponse, SecureRandom, TopKResponse
+from labeldp.data.storage import load_labels, save_labels
+
+PRIOR = np.random.default_rng(0).dirichlet(np.ones(4), 30)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        RandomizedResponse(1.0, 4),
+        RandomizedResponse(float("inf"), 4),
+        TopKResponse(1.0, np.array([True, False, True, True])),
+        TopKResponse.of_prior(1.0, PRIOR, 2),
+        PriorResponse(2.0, PRIOR),
+        LaplaceOneHot(1.0, 4),
+        BitFlip(1.0, 4),
+    ],
+)
+def test_answers_and_their_likelihood_come_back(question, tmp_path):
+    private = LabelVault(np.arange(30) % 4, 4, rng=SecureRandom(0)).release(question)
+    save_labels(tmp_path / "answers.npz", private)
+    again = load_labels(tmp_path / "answers.npz")
+    assert np.array_equal(again.answers, private.answers)
+    assert again.answers.dtype == private.answers.dtype
+    assert np.array_equal(again.log_likelihood(), private.log_likelihood())
+    assert np.array_equal(again.unbiased(), private.unbiased())
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.npz"]
+
+
+def test_no_pickle_is_ever_read(tmp_path):
+    np.savez(tmp_path / "answers.npz", answers=np.array([object()]), description=np.array("{}"))
+    with pytest.raises(ValueError):
+        load_labels(tmp_path / "answers.npz")
