@@ -50,7 +50,7 @@ class Journal:
     def open(cls, path: Path, budget: Budget | None = None) -> Journal:
         """Open a journal, creating it with this budget if there is none; an existing budget cannot be changed."""
         header = {"format": FORMAT, "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta}}
-        with _locked(path) as file:
+        with _locked(path, create=True) as file:
             # A header cut short by a crash is written again; any other file is left alone and refused below.
             found, wanted = file.read(), _encode(header)
             if len(found) < len(wanted) and wanted.startswith(found):
@@ -58,19 +58,25 @@ class Journal:
                 flush(path.parent)
             kept = _read_budget(path, file)
         if budget is not None and budget != kept:
-            raise JournalError(f"{path.name} was opened with the budget {kept}; it cannot become {budget}")
+            raise JournalError(
+                f"{path.name} was created with {_in_words(kept)}, which cannot become {_in_words(budget)}: a budget that "
+                "can be raised later is none"
+            )
         return cls(path, kept)
 
     def charge(self, event: Event, times: int = 1, note: str = "") -> None:
         """Write one charge against all rows, or raise BudgetExceededError and write nothing."""
         with _locked(self.path) as file:
+            # What the file says counts, not what it said when it was opened.
+            budget = _read_budget(self.path, file)
             looks = add_look(_read_looks(self.path, file), event, times)
-            check_budget((Group(1, looks),), self.budget)
+            check_budget((Group(1, looks),), budget)
             _append(file, {"event": event_to_json(event), "times": times, "note": note, "time": _now()})
 
     def looks(self) -> Looks:
         """All charges so far, equal events merged."""
         with _locked(self.path) as file:
+            _read_budget(self.path, file)
             return _read_looks(self.path, file)
 
     def epsilon(self, delta: float) -> float:
@@ -78,10 +84,14 @@ class Journal:
         return worst_epsilon((Group(1, self.looks()),), delta)
 
 
+def _in_words(budget: Budget | None) -> str:
+    return "no budget" if budget is None else f"a budget of epsilon {budget.epsilon:g}, delta {budget.delta:g}"
+
+
 @contextmanager
-def _locked(path: Path) -> Generator[IO[bytes]]:
+def _locked(path: Path, create: bool = False) -> Generator[IO[bytes]]:
     """The journal's file, positioned at the start, while no other process has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
     with os.fdopen(descriptor, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
@@ -107,7 +117,10 @@ def _encode(fields: dict[str, Any]) -> bytes:
 
 def _read_budget(path: Path, file: IO[bytes]) -> Budget | None:
     lines = _lines(file)
-    header = _parse(path, lines[0], 1) if lines else {}
+    try:
+        header = _parse(path, lines[0], 1) if lines else {}
+    except JournalError:
+        header = {}
     if header.get("format") != FORMAT:
         raise JournalError(f"{path.name} is not a journal of this library (its first line should say {FORMAT!r})")
     fields = header.get("budget")

@@ -39,6 +39,9 @@ class Budget:
     delta: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), (int, float)):
+                raise ValueError(f"{name}={getattr(self, name)!r} is not a number")
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon={self.epsilon} is not a budget; give a number ≥ 0")
         if not 0 <= self.delta < 1:
@@ -59,9 +62,18 @@ class Group:
 
 def add_look(looks: Looks, event: Event, times: int) -> Looks:
     """The looks with one more, equal events merged, in a fixed order so that equal histories are equal."""
-    counts = {look.event: look.times for look in looks}
+    if type(times) is not int or times < 1:
+        raise ValueError(f"times={times!r} is not a number of looks; give a whole number of at least 1")
+    counts = _counts(looks)
     counts[event] = counts.get(event, 0) + times
     return tuple(Look(e, t) for e, t in sorted(counts.items(), key=lambda item: repr(item[0])))
+
+
+def _counts(looks: Looks) -> dict[Event, int]:
+    counts: dict[Event, int] = {}
+    for look in looks:
+        counts[look.event] = counts.get(look.event, 0) + look.times
+    return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +96,12 @@ class Ledger:
     def __post_init__(self) -> None:
         if self.num_rows < 0:
             raise ValueError(f"num_rows={self.num_rows} is negative; give the number of labels")
+        if self.history_of_row is not None:
+            self.history_of_row.setflags(write=False)
 
     def charge(self, event: Event, times: int = 1, rows: npt.ArrayLike | None = None) -> Ledger:
         """The ledger after `times` looks at these rows (all rows when None; indices, unrepeated, otherwise)."""
-        if times < 1:
-            raise ValueError(f"times={times} is not a number of looks; give at least 1")
+        add_look((), event, times)
         if rows is None:
             charged = tuple(add_look(looks, event, times) for looks in self.histories)
             return Ledger(self.num_rows, charged, self.history_of_row)
@@ -151,7 +164,7 @@ def worst_epsilon(groups: Iterable[Group], delta: float) -> float:
 
 def _undominated(groups: Iterable[Group]) -> list[Looks]:
     """Histories not contained in another one: the others cannot be the worst row."""
-    counts = [{look.event: look.times for look in group.looks} for group in groups]
+    counts = [_counts(group.looks) for group in groups]
     keep: list[Looks] = []
     for i, mine in enumerate(counts):
         others = (theirs for j, theirs in enumerate(counts) if j != i)
@@ -174,8 +187,8 @@ def check_budget(groups: Iterable[Group], budget: Budget | None) -> None:
 
 
 def _refusal(spent: float, budget: Budget) -> str:
-    cost = "without bound" if math.isinf(spent) else f"epsilon={spent:.6g}"
+    cost = "without bound" if math.isinf(spent) else f"epsilon={spent:.12g}"
     return (
-        f"the budget is epsilon={budget.epsilon:.6g}, delta={budget.delta:.3g} and this look would bring the "
-        f"worst row to {cost}; nothing was charged. Ask for less, ask fewer rows, or raise the budget"
+        f"the budget is epsilon={budget.epsilon:.12g}, delta={budget.delta:.3g} and this look would bring the "
+        f"worst row to {cost}; nothing was charged. Ask for less than is left"
     )

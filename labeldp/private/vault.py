@@ -10,15 +10,18 @@ attributes. It shrinks what an auditor must read to `private/`, `accounting/` an
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from labeldp.accounting.certificate import Certificate, certify
-from labeldp.accounting.events import NonPrivate
+from labeldp.accounting.events import Event, NonPrivate
 from labeldp.accounting.ledger import Budget, BudgetExceededError, Ledger, RowIndex, check_budget
 from labeldp.private.mechanism import LabelArray, Mechanism
 from labeldp.private.randomness import SecureRandom
@@ -59,16 +62,35 @@ class LabelVault:
         store: LedgerStore | None = None,
         rng: SecureRandom | None = None,
     ) -> None:
+        if budget is not None and not isinstance(cast("Any", budget), Budget):
+            raise ValueError(f"budget={budget!r} is not a budget; give labeldp.Budget(epsilon=..., delta=...)")
         self.__labels = sealed_labels(labels, num_classes)
-        self.num_classes = num_classes
-        self.budget = budget
+        self._num_classes = num_classes
+        self._budget = budget
         self._store = store
         self._rng = rng if rng is not None else SecureRandom()
         self._ledger = Ledger(len(self.__labels))
         self._lock = threading.Lock()
+        self._home = os.getpid()
+        self._id = secrets.token_hex(16)
 
     def __len__(self) -> int:
         return len(self.__labels)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes were declared."""
+        return self._num_classes
+
+    @property
+    def budget(self) -> Budget | None:
+        """The most that all looks together may cost; fixed when the labels were sealed."""
+        return self._budget
+
+    @property
+    def id(self) -> str:
+        """A random name for this vault, public: tells kept answers of this vault from those of another."""
+        return self._id
 
     def __repr__(self) -> str:
         return f"LabelVault({len(self)} labels, num_classes={self.num_classes}, budget={self.budget})"
@@ -86,11 +108,24 @@ class LabelVault:
 
         The learner gets the callable and nothing else. Looks not drawn stay paid for.
         """
+        index = self._paid(mechanism, times, rows)
+        chosen = self.__labels if index is None else _read_only(self.__labels[index])
+        return Lease(lambda *args: _draw(mechanism, chosen, self._rng, *args), times)
+
+    def record(self, mechanism: Mechanism[Any], rows: npt.ArrayLike | None = None) -> None:
+        """Pay for an answer that was drawn earlier, by a vault that is gone, and is about to be used again.
+
+        A run that continues in a new process has its answers but a new vault; the ledger must say what they cost.
+        """
+        self._paid(mechanism, 1, rows)
+
+    def _paid(self, mechanism: Mechanism[Any], times: int, rows: npt.ArrayLike | None) -> RowIndex | None:
+        if isinstance(mechanism, type) or not hasattr(mechanism, "fits"):
+            raise ValueError(f"{mechanism!r} is not a mechanism; give an instance, say RandomizedResponse(1.0, 10)")
         index = None if rows is None else self._checked_rows(rows)
         mechanism.fits(len(self) if index is None else len(index), self.num_classes)
         self._charge(mechanism.event(), times, index)
-        chosen = self.__labels if index is None else _read_only(self.__labels[index])
-        return Lease(lambda *args: _draw(mechanism, chosen, self._rng, *args), times)
+        return index
 
     def reveal(self, reason: str) -> npt.NDArray[np.int64]:
         """Hand out the true labels. The certificate then says infinity, and gives the reason."""
@@ -108,7 +143,8 @@ class LabelVault:
             delta = self.budget.delta if self.budget else 0.0
         return certify(self._ledger.groups(), delta, noise=self._rng.source, seeded=self._rng.seed is not None)
 
-    def _charge(self, event: Any, times: int, rows: RowIndex | None) -> None:
+    def _charge(self, event: Event, times: int, rows: RowIndex | None) -> None:
+        _stay_home(self._home)
         with self._lock:
             new = self._ledger.charge(event, times, rows)
             check_budget(new.groups(), self.budget)
@@ -140,18 +176,29 @@ class LabelVault:
 class Lease(Generic[Out]):
     """Prepaid looks: call it to draw the next one."""
 
-    def __init__(self, draw: Callable[..., Out], times: int) -> None:
+    def __init__(self, draw: Callable[..., Out | _Withheld], times: int) -> None:
         self._draw = draw
-        self.remaining = times
+        self._remaining = times
         self._lock = threading.Lock()
+        self._home = os.getpid()
+
+    @property
+    def remaining(self) -> int:
+        """How many looks are paid for and not drawn yet."""
+        return self._remaining
 
     def __call__(self, *args: Any) -> Out:
         """Draw the next prepaid answer. Public arguments of the mechanism (a model, say) are passed on."""
+        _stay_home(self._home)
         with self._lock:
-            if self.remaining == 0:
+            if self._remaining == 0:
                 raise BudgetExceededError("this lease is used up; lease more looks from the vault")
-            self.remaining -= 1
-        return self._draw(*args)
+            self._remaining -= 1
+        answer = self._draw(*args)
+        # Raised here and not where it happened: no frame of the traceback then holds a label.
+        if isinstance(answer, _Withheld):
+            raise answer.error
+        return answer
 
     def __repr__(self) -> str:
         return f"Lease({self.remaining} looks left)"
@@ -160,17 +207,32 @@ class Lease(Generic[Out]):
         raise TypeError("a Lease cannot be pickled or copied; it holds the way to true labels")
 
 
-def _draw(mechanism: Mechanism[Out], labels: LabelArray, rng: SecureRandom, *args: Any) -> Out:
+@dataclass(frozen=True)
+class _Withheld:
+    """A failure without its message and its frames."""
+
+    error: BaseException
+
+
+def _draw(mechanism: Mechanism[Out], labels: LabelArray, rng: SecureRandom, *args: Any) -> Out | _Withheld:
     try:
         return mechanism.sample(labels, rng, *args)
-    except Exception as error:
-        failure = MechanismError(
-            f"{type(mechanism).__name__} failed with {type(error).__name__} while it held labels; the look "
-            "stays charged and the message is withheld because it could quote a label. Reproduce it on "
-            "made-up labels with labeldp.testing.check_mechanism"
+    except KeyboardInterrupt:
+        return _Withheld(KeyboardInterrupt())
+    except BaseException as error:
+        return _Withheld(
+            MechanismError(
+                f"{type(mechanism).__name__} failed with {type(error).__name__} while it held labels; the look "
+                "stays charged and the message is withheld because it could quote a label. Reproduce it on "
+                "made-up labels with labeldp.testing.check_mechanism"
+            )
         )
-    # Raised outside the handler: a chained exception would carry the withheld message and the labels with it.
-    raise failure
+
+
+def _stay_home(home: int) -> None:
+    """Refuse in a forked process: what it spends, its parent's ledger would not know."""
+    if os.getpid() != home:
+        raise RuntimeError("a LabelVault cannot be asked in a forked process: its spending would be lost; ask before")
 
 
 def _read_only(labels: LabelArray) -> LabelArray:

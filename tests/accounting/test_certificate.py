@@ -124,6 +124,18 @@ def test_a_lower_claim_with_a_fitting_checksum_is_caught():
     assert "ledger gives 1.5" in problems(with_checksum(fields))[0]
 
 
+def test_a_claim_a_hair_too_low_is_caught():
+    fields = make().to_json()
+    fields["claim"]["epsilon"] = 1.5 * (1 - 1e-9)
+    assert problems(with_checksum(fields))
+
+
+def test_a_look_listed_twice_is_refused():
+    fields = make(Ledger(10).charge(PureDP(1.0))).to_json()
+    fields["ledger"][0]["looks"] *= 3
+    assert "twice" in problems(with_checksum(fields))[0]
+
+
 def test_a_claim_weaker_than_its_release_is_caught():
     fields = make(Ledger(2).charge(PureDP(0.5)), release={"epsilon": 2.0}).to_json()
     assert "more than the claim" in problems(fields)[0]

@@ -43,6 +43,27 @@ def test_a_budget_cannot_be_changed_later(tmp_path):
         Journal.open(tmp_path / "j", Budget(2.0))
 
 
+def test_a_journal_that_vanished_is_not_started_anew(tmp_path):
+    journal = Journal.open(tmp_path / "j", Budget(2.0))
+    (tmp_path / "j").unlink()
+    with pytest.raises(FileNotFoundError):
+        journal.charge(PureDP(1.5))
+
+
+def test_the_budget_in_the_file_counts(tmp_path):
+    Journal.open(tmp_path / "j", Budget(2.0))
+    with pytest.raises(BudgetExceededError):
+        Journal(tmp_path / "j", None).charge(PureDP(9.0))
+
+
+@pytest.mark.parametrize("times", [0, -1, 1.5])
+def test_looks_are_whole_and_at_least_one(tmp_path, times):
+    journal = Journal.open(tmp_path / "j")
+    with pytest.raises(ValueError, match="times"):
+        journal.charge(PureDP(1.0), times=times)
+    assert journal.looks() == ()
+
+
 def test_a_torn_last_line_was_never_drawn_and_is_replaced(tmp_path):
     journal = Journal.open(tmp_path / "j", None)
     journal.charge(PureDP(1.0))

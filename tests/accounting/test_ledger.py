@@ -57,7 +57,7 @@ def test_an_empty_data_set_still_remembers_what_was_asked():
     assert Ledger(0).charge(PureDP(1.0)).epsilon(0) == 1.0
 
 
-@pytest.mark.parametrize("times", [0, -1])
+@pytest.mark.parametrize("times", [0, -1, 1.5, True, float("nan")])
 def test_looks_are_counted_from_one(times):
     with pytest.raises(ValueError, match="times"):
         Ledger(3).charge(PureDP(1.0), times=times)
@@ -91,6 +91,17 @@ def test_parts_that_share_no_row_lie_side_by_side():
     assert merge_disjoint([part, part, part]) == (Group(12, part[0].looks),)
 
 
+def test_a_look_listed_twice_counts_twice():
+    twice = Group(1, (Look(PureDP(1.0)), Look(PureDP(1.0))))
+    assert worst_epsilon((twice,), 0) == 2.0
+
+
+def test_nobody_can_write_into_a_ledger():
+    ledger = Ledger(3).charge(PureDP(1.0), rows=[1])
+    with pytest.raises(ValueError, match="read-only"):
+        ledger.history_of_row[:] = 0
+
+
 def test_groups_inside_another_are_not_the_worst():
     big, small = (Look(PureDP(1.0), 3),), (Look(PureDP(1.0), 1),)
     assert worst_epsilon((Group(1, small), Group(1, big), Group(1, big)), 0) == 3.0
@@ -103,7 +114,7 @@ def test_three_looks_at_a_tenth_fit_a_budget_of_three_tenths():
         check_budget(groups, Budget(0.3 * (1 - 1e-9)))
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(-1, 0), (float("nan"), 0), (1, -0.1), (1, 1), (1, float("nan"))])
+@pytest.mark.parametrize(("epsilon", "delta"), [("1", 0), (1, "0"), (True, 0), (-1, 0), (float("nan"), 0), (1, -0.1), (1, 1), (1, float("nan"))])
 def test_senseless_budgets_are_refused(epsilon, delta):
     with pytest.raises(ValueError):
         Budget(epsilon, delta)

@@ -1,4 +1,5 @@
 import copy
+import os
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -147,6 +148,76 @@ def test_a_failing_mechanism_cannot_quote_a_label_and_stays_charged():
     assert caught.value.__context__ is None
     assert "[0, 1, 2" not in "".join(traceback.format_exception(caught.value))
     assert box.certificate().epsilon == 1.0
+
+
+@dataclass(frozen=True)
+class Quitter(Spy):
+    """A mechanism that ends the program with a label on its lips."""
+
+    how: type = SystemExit
+
+    def sample(self, labels, rng):
+        raise self.how(f"label {labels.tolist()}")
+
+
+@pytest.mark.parametrize(("how", "seen"), [(SystemExit, MechanismError), (KeyboardInterrupt, KeyboardInterrupt)])
+def test_even_an_exit_does_not_carry_a_label_out(how, seen):
+    with pytest.raises(seen) as caught:
+        vault().release(Quitter([], how))
+    assert "[0, 1, 2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_no_frame_of_the_traceback_holds_the_labels():
+    with pytest.raises(MechanismError) as caught:
+        vault().release(Indiscreet([]))
+    for frame, _ in traceback.walk_tb(caught.value.__traceback__):
+        if "vault.py" in frame.f_code.co_filename and "test_" not in frame.f_code.co_filename:
+            assert not any(isinstance(value, np.ndarray) for value in frame.f_locals.values())
+
+
+def test_a_forked_process_cannot_spend_behind_the_ledger():
+    box = vault(budget=Budget(1.0))
+    ask = box.lease(RR, 1)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for attempt in (lambda: box.release(RR), ask):
+            try:
+                attempt()
+            except RuntimeError:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+def test_what_was_promised_cannot_be_changed_afterwards():
+    box = vault(budget=Budget(1.0))
+    lease = box.lease(RR, 1)
+    for thing, name in ((box, "budget"), (box, "num_classes"), (box, "ledger"), (lease, "remaining")):
+        with pytest.raises(AttributeError):
+            setattr(thing, name, 1000)
+
+
+def test_an_answer_kept_from_an_earlier_process_is_paid_for_without_drawing():
+    log = []
+    box = vault(budget=Budget(1.0))
+    box.record(Spy(log), rows=[1, 2])
+    assert box.certificate().epsilon == 1.0
+    assert "sample" not in log
+    with pytest.raises(BudgetExceededError):
+        box.record(Spy(log), rows=[2])
+
+
+@pytest.mark.parametrize("question", ["rr", RandomizedResponse, None, 1.0])
+def test_what_is_no_mechanism_is_refused(question):
+    with pytest.raises(ValueError, match="not a mechanism"):
+        vault().release(question)
+
+
+@pytest.mark.parametrize("budget", [1.0, "1", (1.0, 0.0)])
+def test_what_is_no_budget_is_refused(budget):
+    with pytest.raises(ValueError, match="Budget"):
+        vault(budget=budget)
 
 
 def test_a_mechanism_that_does_not_fit_is_refused_unpaid():
