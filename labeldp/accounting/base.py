@@ -82,3 +82,13 @@ def set_geometry(event: _HasGeometry) -> None:
             f"diameter must be at most twice the radius, got diameter {event.diameter!r} and radius "
             f"{event.radius!r}. With norm clipping alone it is exactly twice the clipping norm."
         )
+
+
+def check_ratio(noise_std: float, diameter: float) -> None:
+    """Refuse noise so large or small beside the diameter that their ratio leaves the range of floats when squared."""
+    ratio = diameter / noise_std
+    if diameter > 0 and not 1e-100 <= ratio <= 1e100:
+        raise ValueError(
+            f"noise_std {noise_std!r} and diameter {diameter!r} are too far apart to account for. Without noise to "
+            "speak of it is a NonPrivate event."
+        )

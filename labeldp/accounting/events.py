@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeldp.accounting import discrete
-from labeldp.accounting.base import BaseEvent, set_noise, set_real
+from labeldp.accounting.base import BaseEvent, check_ratio, set_noise, set_real
 from labeldp.accounting.gaussian import gaussian_profile
 from labeldp.accounting.sampled import FixedSizeGaussian, PoissonGaussian, PublicBatchGaussian
 from labeldp.accounting.special import expit, ndtr
@@ -87,6 +87,7 @@ class Gaussian(BaseEvent):
     def __post_init__(self) -> None:
         set_noise(self)
         set_real(self, "diameter")
+        check_ratio(self.noise_std, self.diameter)
 
     @property
     def mu(self) -> float:

@@ -59,8 +59,8 @@ class Journal:
             kept = _read_budget(path, file)
         if budget is not None and budget != kept:
             raise JournalError(
-                f"{path.name} was created with {_in_words(kept)}, which cannot become {_in_words(budget)}: a budget that "
-                "can be raised later is none"
+                f"{path.name} was created with {_in_words(kept)}, which cannot become {_in_words(budget)}: "
+                "a budget that can be raised later is none"
             )
         return cls(path, kept)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from labeldp.accounting.base import BaseEvent, set_geometry, set_noise, set_real
+from labeldp.accounting.base import BaseEvent, check_ratio, set_geometry, set_noise, set_real
 from labeldp.accounting.gaussian import gaussian_profile
 from labeldp.accounting.mixture import Mixture
 from labeldp.accounting.special import ndtr
@@ -28,6 +28,7 @@ class PublicBatchGaussian(BaseEvent):
     def __post_init__(self) -> None:
         set_noise(self)
         set_real(self, "diameter")
+        check_ratio(self.noise_std, self.diameter)
         set_real(self, "rate", high=1.0)
 
     @property
@@ -84,6 +85,7 @@ class PoissonGaussian(_SampledGaussian):
     def __post_init__(self) -> None:
         set_noise(self)
         set_geometry(self)
+        check_ratio(self.noise_std, self.diameter)
         set_real(self, "rate", high=1.0)
 
     @property
@@ -109,6 +111,7 @@ class FixedSizeGaussian(_SampledGaussian):
     def __post_init__(self) -> None:
         set_noise(self)
         set_geometry(self)
+        check_ratio(self.noise_std, self.diameter)
         set_real(self, "rate", high=1.0)
 
     @property

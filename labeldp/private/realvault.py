@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from labeldp.accounting.ledger import Budget
 from labeldp.private.randomness import SecureRandom
+from labeldp.private.sealing import refuse_masked
 from labeldp.private.shared import checked_integer
 from labeldp.private.vault import LabelVault, LedgerStore
 from labeldp.releases import FloatArray
@@ -111,6 +112,7 @@ def _checked_end(name: str, value: Any) -> float:
 
 def _sealed_numbers(values: npt.ArrayLike) -> FloatArray:
     """The labels as finite float64, or ValueError with counts only."""
+    refuse_masked(values)
     raw = np.asarray(values)
     if raw.ndim != 1:
         raise ValueError(f"values have shape {raw.shape}; give one label per row, shape (n,)")

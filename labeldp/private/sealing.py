@@ -21,10 +21,7 @@ def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
             f"num_classes={num_classes!r} is not a number of classes; declare it (≥ 1). It is never read off "
             "the labels: which classes occur is itself private"
         )
-    # numpy would hand out what lies under a mask as if it were a label.
-    masked = int(np.count_nonzero(getattr(cast("Any", labels), "mask", False))) if _is_masked(labels) else 0
-    if masked:
-        raise ValueError(f"labels cannot be sealed: {masked} of them are masked, so missing")
+    refuse_masked(labels)
     raw = np.asarray(labels)
     if raw.ndim != 1:
         raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
@@ -34,8 +31,11 @@ def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
     return sealed
 
 
-def _is_masked(labels: object) -> bool:
-    return isinstance(labels, np.ma.MaskedArray)
+def refuse_masked(labels: object) -> None:
+    """Raise ValueError for masked labels: numpy would hand out what lies under the mask as if it were a label."""
+    masked = np.count_nonzero(cast("Any", labels).mask) if isinstance(labels, np.ma.MaskedArray) else 0
+    if masked:
+        raise ValueError(f"labels cannot be sealed: {int(masked)} of them are masked, so missing")
 
 
 def _is_count(value: object) -> bool:

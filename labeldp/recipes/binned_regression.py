@@ -84,7 +84,7 @@ def train(
     A model trained on these answers shrinks towards the mean, as the answers do: at small ε that is the price of the
     least loss.
     """
-    check_rows(inputs, vault)
+    check_rows(model, inputs, vault, 1)
     noisy = privatize_values(vault, epsilon=epsilon, loss=loss, histogram=histogram)
     values = torch.from_numpy(posterior_values(noisy)).float().to(device_of(model))
     return fit(model, inputs, on_values(values, "absolute" if loss == "absolute" else "squared"))

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from labeldp.data.storage import load_labels, save_labels
-from labeldp.learning.fit import Inputs
+from labeldp.accounting.events import event_to_json
+from labeldp.data.storage import digest, load_labels, load_note, save_labels
+from labeldp.learning.fit import Inputs, predict
 from labeldp.learning.objectives import Objective
 from labeldp.private.mechanism import Mechanism
 from labeldp.private.randomizers import PriorResponse, RandomizedResponse
@@ -32,26 +34,59 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def check_rows(inputs: Inputs, vault: LabelVault) -> None:
-    """Raise ValueError unless there is one input per label."""
-    for number, tensor in enumerate(inputs if isinstance(inputs, tuple) else (inputs,)):
+def check_rows(model: nn.Module, inputs: Inputs, vault: LabelVault, outputs: int) -> None:
+    """Raise ValueError unless there is one finite input per label and the model maps them to `outputs` numbers.
+
+    Runs the model on one row before anything is asked: a mistake here must not cost privacy.
+    """
+    tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+    for number, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"inputs[{number}] is a {type(tensor).__name__}; give a torch tensor")
         if len(tensor) != len(vault):
             raise ValueError(f"inputs[{number}] has {len(tensor)} rows and the vault {len(vault)}; give one per label")
+    if len(vault):
+        shape = tuple(predict(model, tuple(x[:1] for x in tensors)).shape)
+        if shape != (1, outputs):
+            raise ValueError(f"the model maps one row to shape {shape}; it must be (1, {outputs}) for this vault")
 
 
 def ask(
-    vault: LabelVault, mechanism: Mechanism[NoisyLabels], rows: Any = None, kept: Path | None = None
+    vault: LabelVault,
+    mechanism: Mechanism[NoisyLabels],
+    rows: npt.NDArray[np.intp] | None = None,
+    kept: Path | None = None,
 ) -> NoisyLabels:
-    """One release, or the one kept in this file from an earlier run: a resumed recipe must not pay twice.
+    """One release, or the one kept in this file from an earlier run: a resumed recipe must not draw twice.
 
-    The file is written before the answers are used. It holds answers and their public law, no label.
+    The file is written before the answers are used; it holds answers and their public law, no label. It must be of
+    the same question about the same rows. Kept answers of another vault (an earlier process) are paid for again here,
+    so that this vault's certificate covers them too.
     """
-    if kept is not None and kept.exists():
-        return load_labels(kept)
-    private = vault.release(mechanism, rows)
-    if kept is not None:
-        save_labels(kept, private)
-    return private
+    note = _note(vault, mechanism, rows)
+    if kept is None or not kept.exists():
+        private = vault.release(mechanism, rows)
+        if kept is not None:
+            save_labels(kept, private, note)
+        return private
+    earlier = load_note(kept)
+    odd = sorted(key for key in note if key != "vault" and note[key] != earlier.get(key))
+    if odd:
+        raise ValueError(f"{kept} holds the answers to another question ({', '.join(odd)} differ); use a new folder")
+    if earlier["vault"] != note["vault"]:
+        vault.record(mechanism, rows)
+    return load_labels(kept)
+
+
+def _note(vault: LabelVault, mechanism: Mechanism[NoisyLabels], rows: npt.NDArray[np.intp] | None) -> dict[str, Any]:
+    return {
+        "vault": vault.id,
+        "mechanism": type(mechanism).__name__,
+        "event": event_to_json(mechanism.event()),
+        "rows of the vault": len(vault),
+        "classes": vault.num_classes,
+        "rows asked": "all" if rows is None else digest(rows),
+    }
 
 
 def train_once(
@@ -64,10 +99,15 @@ def train_once(
     folder: Path | None,
 ) -> nn.Module:
     """Ask every label once and fit the model to the answers. With a folder, a killed run can be resumed."""
-    check_rows(inputs, vault)
+    check_rows(model, inputs, vault, vault.num_classes)
     private = ask(vault, question, kept=in_folder(folder, "answers.npz"))
-    settings = {} if folder is None else {"checkpoint": folder / "model.pt"}
+    settings = checkpoint_of(folder, private.answers)
     return fit(model, inputs, objective(private, device_of(model)), **settings)
+
+
+def checkpoint_of(folder: Path | None, *answers: np.ndarray) -> dict[str, Path]:
+    """The checkpoint setting of a fit: a file named after the answers, so that no other answers' model is resumed."""
+    return {} if folder is None else {"checkpoint": folder / f"model-{digest(*answers)}.pt"}
 
 
 def response(epsilon: float, vault: LabelVault, prior: npt.ArrayLike | None) -> Mechanism[NoisyLabels]:

@@ -51,7 +51,7 @@ def lp_rr_sgd(
     w ← Π(w − η_t ĝ_t),  η_t = D ε √b / (6 K L √t),  Π onto the ball of diameter D around the start. For a convex
     loss with Lipschitz constant L. With b rows to a step the gradient spreads less by √b, so the step is larger by it.
     """
-    check_rows(inputs, vault)
+    check_rows(model, inputs, vault, vault.num_classes)
     private = ask(vault, RandomizedResponse(epsilon, vault.num_classes))
     objective = debiased(private, device_of(model))
     step = diameter * min(epsilon, 1.0) * math.sqrt(batch_size) / (6 * vault.num_classes * lipschitz)

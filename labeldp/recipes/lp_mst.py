@@ -26,7 +26,7 @@ from labeldp.learning.objectives import Objective, on_classes
 from labeldp.learning.targets import evidence, forward_loss, posterior
 from labeldp.private.randomizers import PriorResponse
 from labeldp.private.vault import LabelVault
-from labeldp.recipes.common import Fit, ask, check_rows, device_of, in_folder
+from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ def likelihood(known: Known) -> Objective:
 def posterior_of_model(known: Known) -> Objective:
     """Cross-entropy with the posterior under the previous model as prior; the likelihood in stage one.
 
-    Self-training with evidence: rows whose answer says nothing are learnt from the previous model alone.
+    Self-training with evidence: rows whose answer says nothing are learnt from the previous model alone. A heuristic:
+    that model has seen the earlier rows' answers already, so for those rows the evidence counts twice.
     """
     if known.scores is None:
         return likelihood(known)
@@ -101,7 +102,7 @@ def train(
         seed: of the split.
         folder: keeps each stage's answers and checkpoint, so that a killed run resumes without asking again.
     """
-    check_rows(inputs, vault)
+    check_rows(model, inputs, vault, vault.num_classes)
     stages = split(len(vault), shares, seed)
     fits = list(fit) if isinstance(fit, Sequence) else [fit] * len(stages)
     if len(fits) != len(stages):
@@ -119,7 +120,7 @@ def train(
         answers[rows], seen[rows] = torch.from_numpy(private.hard()), evidence(private)
         asked[rows] = keep[rows] = True
         known = Known(answers.to(device), seen.to(device), None if scores is None else scores.to(device))
-        settings = {} if folder is None else {"checkpoint": in_folder(folder, f"model-{number}.pt")}
+        settings = checkpoint_of(folder, answers.numpy(), keep.numpy())
         model = fit_stage(model, inputs, learn(known), rows=keep.nonzero().squeeze(1).to(device), **settings)
     return model
 

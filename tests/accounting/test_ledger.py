@@ -114,7 +114,10 @@ def test_three_looks_at_a_tenth_fit_a_budget_of_three_tenths():
         check_budget(groups, Budget(0.3 * (1 - 1e-9)))
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [("1", 0), (1, "0"), (True, 0), (-1, 0), (float("nan"), 0), (1, -0.1), (1, 1), (1, float("nan"))])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [("1", 0), (1, "0"), (True, 0), (-1, 0), (float("nan"), 0), (1, -0.1), (1, 1), (1, float("nan"))],
+)
 def test_senseless_budgets_are_refused(epsilon, delta):
     with pytest.raises(ValueError):
         Budget(epsilon, delta)

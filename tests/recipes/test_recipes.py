@@ -136,6 +136,64 @@ def test_a_killed_run_resumes_without_asking_again(train, tmp_path):
     assert torch.equal(weights(resumed), whole)
 
 
+@every_recipe
+def test_a_run_continued_with_a_new_vault_is_paid_for_there_too(train, tmp_path):
+    """A new process has a new vault: its certificate must cover the kept answers, and its budget must allow them."""
+    x, _ = problem()
+    first = train(network(), x, vault(seed=3), epsilon=1.0, fit=TRAIN, folder=tmp_path)
+    later = vault(Budget(1.0), seed=99)
+    again = train(network(), x, later, epsilon=1.0, fit=TRAIN, folder=tmp_path)
+    assert torch.equal(weights(first), weights(again))
+    assert later.certificate().epsilon == 1.0
+    poor = vault(Budget(0.5))
+    with pytest.raises(BudgetExceededError):
+        train(network(), x, poor, epsilon=1.0, fit=TRAIN, folder=tmp_path)
+
+
+@every_recipe
+def test_answers_to_another_question_are_not_taken_for_this_one(train, tmp_path):
+    x, _ = problem()
+    train(network(), x, vault(), epsilon=4.0, fit=TRAIN, folder=tmp_path)
+    box = vault(Budget(1.0))
+    with pytest.raises(ValueError, match="another question"):
+        train(network(), x, box, epsilon=1.0, fit=TRAIN, folder=tmp_path)
+    assert box.certificate().epsilon == 0.0
+    smaller = LabelVault([0, 1, 2, 3] * 10, K)
+    with pytest.raises(ValueError, match="another question"):
+        train(network(), x[:40], smaller, epsilon=4.0, fit=TRAIN, folder=tmp_path)
+
+
+def test_a_model_of_other_answers_is_not_resumed(tmp_path):
+    """The checkpoint of a clear-text run must not come back as the model of a private one."""
+    x, labels = problem()
+    rr.train(network(), x, vault(), epsilon=math.inf, fit=TRAIN, folder=tmp_path)
+    (tmp_path / "answers.npz").unlink()
+    model = rr.train(network(), x, vault(), epsilon=0.0, fit=TRAIN, folder=tmp_path)
+    assert accuracy(model, x, labels) < 0.6
+
+
+def test_another_split_does_not_reuse_a_stages_answers(tmp_path):
+    x, _ = problem()
+    lp_mst.train(network(), x, vault(), epsilon=1.0, fit=TRAIN, folder=tmp_path, seed=0)
+    with pytest.raises(ValueError, match="rows asked"):
+        lp_mst.train(network(), x, vault(), epsilon=1.0, fit=TRAIN, folder=tmp_path, seed=1)
+
+
+@every_recipe
+@pytest.mark.parametrize(
+    ("model", "features", "what"),
+    [
+        (nn.Linear(6, 2), torch.zeros(3000, 6), r"\(1, 2\)"),
+        (nn.Linear(6, K), np.zeros((3000, 6)), "ndarray"),
+    ],
+)
+def test_a_model_or_features_that_do_not_fit_cost_nothing(train, model, features, what):
+    box = vault()
+    with pytest.raises(ValueError, match=what):
+        train(model, features, box, epsilon=1.0, fit=TRAIN)
+    assert box.certificate().epsilon == 0.0
+
+
 def test_one_row():
     box = LabelVault([2], K)
     rr.train(network(), torch.zeros(1, 6), box, epsilon=1.0, fit=TRAIN)
