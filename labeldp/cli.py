@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; nothing was written, and a charge already in a journal stays there")
+        return _say("interrupted; nothing was written (a charge already made stays in its journal)")
     except ValueError as error:
         return _say(str(error))
     except OSError as error:
@@ -84,11 +84,12 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 _noise_options = [
-    click.option("--steps", type=click.IntRange(1), default=1, show_default=True, help="Number of noisy sums T."),
-    click.option("--rate", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True,
-                 help="Probability q that a row is in a batch."),
-    click.option("--batches", type=click.Choice(BATCHES), default="poisson", show_default=True,
-                 help="How batches are drawn: secretly row by row, secretly of fixed size, in public, or as a "
+    click.option("--steps", type=click.IntRange(1), help="Number of noisy sums T.  [default: 1]"),
+    click.option("--rate", type=click.FloatRange(0, 1, min_open=True),
+                 help="Probability q that a row is in a batch.  [default: 1]"),
+    click.option("--batches", type=click.Choice(BATCHES),
+                 help="[default: poisson] "
+                      "How batches are drawn: secretly row by row, secretly of fixed size, in public, or as a "
                       "partition named in advance and passed ⌈steps·rate⌉ times."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
 ]  # fmt: skip
@@ -103,17 +104,17 @@ def _with_noise_options(command: Any) -> Any:
 @cli.command()
 @click.option("--noise-multiplier", type=float, help="Noise std ÷ clipping norm C of the summed gradients.")
 @click.option("--response-epsilon", type=float, help="Epsilon of one private answer per row, instead of a noise.")
-@click.option("--times", type=click.IntRange(1), default=1, show_default=True, help="Answers asked of the same row.")
+@click.option("--times", type=click.IntRange(1), help="Answers asked of the same row.  [default: 1]")
 @click.option("--delta", type=float, help="Needed with a noise multiplier; optional for answers (default 0).")
 @_with_noise_options
 def epsilon(
     noise_multiplier: float | None,
     response_epsilon: float | None,
-    times: int,
+    times: int | None,
     delta: float | None,
-    steps: int,
-    rate: float,
-    batches: str,
+    steps: int | None,
+    rate: float | None,
+    batches: str | None,
     as_json: bool,
 ) -> None:
     """What a planned release costs, exactly, when one label is replaced.
@@ -130,21 +131,32 @@ def epsilon(
 
     if (noise_multiplier is None) == (response_epsilon is None):
         raise Refusal("give either --noise-multiplier or --response-epsilon")
-    if noise_multiplier is not None and delta is None:
-        raise Refusal("--noise-multiplier needs --delta (say 1e-5, below one over the number of rows)")
-    if response_epsilon is not None:
-        looks = (Look(PureDP(response_epsilon), times),)
+    if noise_multiplier is None:
+        _refuse_idle("--response-epsilon", steps=steps, rate=rate, batches=batches)
+        looks = (Look(PureDP(response_epsilon or 0.0), times or 1),)
     else:
-        looks = accountant.gradient_looks(noise_multiplier or 0.0, steps, rate, batches)
+        _refuse_idle("--noise-multiplier", times=times)
+        if not delta or delta >= 1:
+            raise Refusal("--noise-multiplier needs a --delta between 0 and 1 (say 1e-5, below one over the rows)")
+        looks = accountant.gradient_looks(noise_multiplier, steps or 1, rate or 1.0, batches or "poisson")
     spent = accountant.epsilon(looks, delta or 0.0)
     _print_cost(spent, delta or 0.0, noise_multiplier, accountant.accountant_name(looks, delta or 0.0), as_json)
+
+
+def _refuse_idle(chosen: str, **options: object) -> None:
+    """Refuse options that would be ignored: silence would be taken for an answer."""
+    idle = [f"--{name}" for name, value in options.items() if value is not None]
+    if idle:
+        raise Refusal(f"{' and '.join(idle)} mean nothing with {chosen}; leave them out")
 
 
 @cli.command()
 @click.option("--epsilon", "target", type=float, required=True, help="The epsilon to stay within.")
 @click.option("--delta", type=float, required=True, help="The delta to stay within.")
 @_with_noise_options
-def calibrate(target: float, delta: float, steps: int, rate: float, batches: str, as_json: bool) -> None:
+def calibrate(
+    target: float, delta: float, steps: int | None, rate: float | None, batches: str | None, as_json: bool
+) -> None:
     """The least noise that keeps T noisy sums within (epsilon, delta), re-checked by the accountant.
 
     \b
@@ -152,8 +164,9 @@ def calibrate(target: float, delta: float, steps: int, rate: float, batches: str
     """
     from labeldp.accounting import accountant
 
-    multiplier = accountant.noise_multiplier(target, delta, steps, rate, batches)
-    looks = accountant.gradient_looks(multiplier, steps, rate, batches)
+    how = (steps or 1, rate or 1.0, batches or "poisson")
+    multiplier = accountant.noise_multiplier(target, delta, *how)
+    looks = accountant.gradient_looks(multiplier, *how)
     spent = accountant.epsilon(looks, delta)
     _print_cost(spent, delta, multiplier, accountant.accountant_name(looks, delta), as_json)
 
@@ -163,11 +176,11 @@ def _print_cost(spent: float, delta: float, multiplier: float | None, accountant
         cost = {"epsilon": _plain(spent), "delta": delta, "noise_multiplier": multiplier, "accountant": accountant}
         click.echo(json.dumps(cost))
         return
-    click.echo(f"epsilon           {spent:.6g}\ndelta             {delta:.6g}")
-    if multiplier is not None:
-        click.echo(f"noise multiplier  {multiplier:.6g}   (noise std ÷ clipping norm)")
-    from labeldp.accounting.words import odds_in_words
+    from labeldp.accounting.words import at_most, odds_in_words
 
+    click.echo(f"epsilon           {at_most(spent)}\ndelta             {at_most(delta)}")
+    if multiplier is not None:
+        click.echo(f"noise multiplier  {at_most(multiplier)}   (noise std ÷ clipping norm)")
     click.echo(f"accountant        {accountant}\n{odds_in_words(spent, delta)}")
 
 
@@ -225,8 +238,8 @@ def privatize(
     certificate = _privatized(
         tables, source, target, quiet or as_json,
         label=label, classes=_declared(classes), epsilon=epsilon, mechanism=mechanism, k=k,
-        prior_columns=_names(prior_columns), delimiter=delimiter, journal=_journal(journal, budget),
-        rng=_noise(insecure_seed),
+        prior_columns=_names(prior_columns), delimiter="\t" if delimiter == r"\t" else delimiter,
+        journal=_journal(journal, budget), rng=_noise(insecure_seed),
     )  # fmt: skip
     if as_json:
         click.echo(json.dumps(certificate.to_json()))
@@ -249,8 +262,8 @@ def _declared(classes: str | None) -> list[str]:
 
 
 def _names(text: str | None) -> list[str]:
-    """Comma-separated names; a name with a comma in it goes between double quotes."""
-    return next(csv.reader([text])) if text else []
+    """Comma-separated names, spaces after commas dropped; a name with a comma goes between double quotes."""
+    return next(csv.reader([text], skipinitialspace=True)) if text else []
 
 
 def _journal(path: Path | None, budget: float | None) -> Any:
@@ -289,18 +302,20 @@ def _progress(what: str, silent: bool) -> Generator[Report | None]:
 
 
 def _summary(certificate: Certificate, target: Path) -> str:
-    from labeldp.accounting.words import odds_in_words
+    from labeldp.accounting.words import at_most, odds_in_words
     from labeldp.data.tables import certificate_path
 
     rows = sum(group.rows for group in certificate.groups)
     law = (certificate.release or {})["mechanism"]
     lines = [
-        f"{target}: {rows:,} labels privatized by {law['mechanism']} at epsilon {certificate.epsilon:g}.",
+        f"{target}: {rows:,} labels privatized by {law['mechanism']} at epsilon {at_most(certificate.epsilon)}.",
         odds_in_words(certificate.epsilon, certificate.delta),
     ]
     if law["mechanism"] == "randomized-response":
         kept = 1 / (1 + (law["num_classes"] - 1) * math.exp(-law["epsilon"]))
         lines.append(f"Each label was kept with probability {kept:.1%}; {1 - kept:.1%} are random other classes.")
+    if certificate.seeded:
+        lines.append("NOT PRIVATE: the noise came from --insecure-seed, so the certificate will not verify.")
     return "\n".join([*lines, f"Check it with: labeldp verify {certificate_path(target)}"])
 
 
@@ -312,7 +327,8 @@ def verify(file: Path, as_json: bool) -> None:
 
     FILE is a certificate or the artifact beside it. Exit code 1 and the reasons when anything is off.
     """
-    from labeldp.data.tables import verify_file
+    from labeldp.accounting.words import at_most, odds_in_words
+    from labeldp.data.tables import certificate_of, verify_file
 
     problems = verify_file(file)
     if as_json:
@@ -320,7 +336,9 @@ def verify(file: Path, as_json: bool) -> None:
     elif problems:
         click.echo("\n".join(f"{file}: {problem}" for problem in problems), err=True)
     else:
-        click.echo(f"{file}: the certificate holds.")
+        claim = certificate_of(file)
+        click.echo(f"{file}: the certificate holds, for epsilon {at_most(claim.epsilon)}.")
+        click.echo(odds_in_words(claim.epsilon, claim.delta))
     if problems:
         raise click.exceptions.Exit(1)
 

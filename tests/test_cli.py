@@ -89,6 +89,11 @@ def test_people_get_words():
         (["epsilon", "--noise-multiplier", "1", "--delta", "2"], "delta"),
         (["epsilon", "--noise-multiplier", "1", "--delta", "1e-5", "--rate", "0"], "rate"),
         (["epsilon", "--response-epsilon", "-1"], "epsilon"),
+        (["epsilon", "--response-epsilon", "1", "--steps", "100", "--rate", "0.1"], "--steps and --rate"),
+        (["epsilon", "--noise-multiplier", "1", "--delta", "1e-5", "--times", "3"], "--times"),
+        (["epsilon", "--noise-multiplier", "1", "--delta", "0"], "delta"),
+        (["epsilon", "--noise-multiplier", "1", "--delta", "1"], "delta"),
+        (["epsilon", "--noise-multiplier", "1e-300", "--delta", "1e-5", "--rate", "0.01"], "too far apart"),
         (["epsilon", "--response-epsilon", "1", "--times", "0"], "times"),
         (["calibrate", "--epsilon", "0", "--delta", "1e-5"], "epsilon"),
         (["calibrate", "--epsilon", "1", "--delta", "0"], "delta"),
@@ -130,6 +135,7 @@ def privatize(table, *more, out="out.parquet", classes=f"no,{SECRET}", check=Non
 def test_privatize_then_verify(table):
     run, target = privatize(table, check=0)
     assert "73.1%" in run.stdout
+    assert "at most 2.72×" in run.stdout
     assert pq.read_table(target)["x"].to_pylist() == list(range(1000))
     for file in (target, f"{target}.certificate.json"):
         assert "holds" in labeldp("verify", file, check=0).stdout
@@ -160,6 +166,8 @@ def test_tampering_fails_verification_with_the_reason(table):
 def test_a_seeded_run_says_so_and_does_not_verify(table):
     _, target = privatize(table, "--insecure-seed", "7", check=0)
     assert "seed" in labeldp("verify", target, check=1).stderr
+    run, _ = privatize(table, "--insecure-seed", "7", out="again.parquet", check=0)
+    assert "NOT PRIVATE" in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -206,6 +214,21 @@ def test_a_journal_adds_up_and_refuses(table):
     assert "budget" in run.stderr
     assert not target.exists()
     assert Journal.open(journal).epsilon(0) == 2.0
+
+
+def test_a_misspelt_class_does_not_cost_the_budget(table):
+    journal = table.parent / "y.journal"
+    wrong, target = privatize(table, "--journal", journal, "--budget", "1", classes="no,very-secret-clas", check=2)
+    assert "500 of 1000" in wrong.stderr
+    assert "'no', 'very-secret-clas'" in wrong.stderr
+    assert Journal.open(journal).epsilon(0) == 0.0
+    privatize(table, "--journal", journal, classes=f"no, {SECRET}", check=0)
+    assert target.exists()
+
+
+def test_large_epsilons_are_called_what_they_are(table):
+    run, _ = privatize(table, epsilon="50", check=0)
+    assert "hardly anything" in run.stdout
 
 
 def test_a_budget_needs_a_journal(table):

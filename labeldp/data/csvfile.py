@@ -16,7 +16,7 @@ import pyarrow.csv as pacsv
 
 from labeldp.data.arrow import MINUS_ONE, NO_BYTES, of_bytes, of_numbers, of_pieces, pc, to_numbers
 from labeldp.data.csvscan import BLOCK_BYTES, Header, Positions, Records, read_header, scan
-from labeldp.data.request import Codes, Report, Request, Sealer, TableError, check_prior
+from labeldp.data.request import Codes, LabelCheck, Report, Request, Sealer, TableError, check_prior, listed
 from labeldp.releases import FloatArray, IntArray
 
 
@@ -34,6 +34,15 @@ class CsvTable:
     def public(self) -> dict[str, Any]:
         """What a reader must know besides the request."""
         return {"delimiter": self.delimiter.decode("ascii")}
+
+    def check_labels(self, request: Request) -> None:
+        """Refuse labels that cannot be sealed, before anything is spent."""
+        check = LabelCheck(request.classes)
+        with _opened(self.path) as source:
+            for part in _parts(source, self, BLOCK_BYTES):
+                if isinstance(part, Records):
+                    check.add(*encode(_cut(part.data, *part.spans(self.label))[1], request.classes))
+        check.judge()
 
     def privatize(self, draft: Path, sealer: Sealer, report: Report, block_bytes: int = BLOCK_BYTES) -> None:
         """Write the table with private labels to `draft`, block by block."""
@@ -71,7 +80,11 @@ def _find(cells: Sequence[bytes], name: str, argument: str) -> int:
     found = [place for place, cell in enumerate(cells) if cell == name.encode()]
     if len(found) != 1:
         seen = "is not in the header" if not found else f"is in the header {len(found)} times"
-        raise TableError(f"{argument}: column {name!r} {seen}; name a column that occurs exactly once (case matters)")
+        columns = listed([cell.decode(errors="replace") for cell in cells])
+        raise TableError(
+            f"{argument}: column {name!r} {seen}; the columns are {columns}. Name one that occurs once (case matters), "
+            "or give the delimiter if these are not your columns"
+        )
     return found[0]
 
 

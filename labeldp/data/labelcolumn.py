@@ -19,6 +19,8 @@ def class_values(classes: tuple[str, ...], kind: pa.DataType) -> Any:
     """The declared classes as values of a label column of this type (of its values, for a dictionary)."""
     plain = _plain_type(kind)
     _check_type(plain)
+    if types.is_dictionary(kind) and len(classes) - 1 > np.iinfo(kind.index_type.to_pandas_dtype()).max:
+        raise TableError(f"label: a column of type {kind} cannot hold {len(classes)} classes; store it as plain values")
     values = pa.concat_arrays([_cast(name, plain) for name in classes])
     if len(pc.unique(_comparable(values))) < len(values):
         raise TableError(f"classes: two of the names are the same value of type {plain}; declare each class once")

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from labeldp.data import labelcolumn, pandasnotes
 from labeldp.data.arrow import NAN, pc, to_numbers
-from labeldp.data.request import Report, Request, Sealer, TableError, check_prior
+from labeldp.data.request import LabelCheck, Report, Request, Sealer, TableError, check_prior, listed
 from labeldp.releases import FloatArray, IntArray
 
 KEY = b"labeldp"
@@ -48,6 +48,13 @@ class ParquetTable:
     def public(self) -> dict[str, Any]:
         """What a reader must know besides the request: nothing, the file says it."""
         return {}
+
+    def check_labels(self, request: Request) -> None:
+        """Refuse labels that cannot be sealed, before anything is spent."""
+        check, kind = LabelCheck(request.classes), self.schema.field(self.label).type
+        for batch in _batches(self, columns=[request.label]):
+            check.add(*labelcolumn.encode(pa.chunked_array([batch.column(0)]), kind, request.classes))
+        check.judge()
 
     def privatize(self, draft: Path, sealer: Sealer, report: Report) -> None:
         """Write the table with private labels to `draft`, chunk by chunk."""
@@ -96,7 +103,10 @@ def _find(schema: pa.Schema, name: str, argument: str) -> int:
     found = schema.get_all_field_indices(name)
     if len(found) != 1:
         seen = "is not in the file" if not found else f"is in the file {len(found)} times"
-        raise TableError(f"{argument}: column {name!r} {seen}; name a top-level column that occurs exactly once")
+        raise TableError(
+            f"{argument}: column {name!r} {seen}; the columns are {listed(schema.names)}. Name a top-level one that "
+            "occurs once (case matters)"
+        )
     return found[0]
 
 
@@ -198,11 +208,11 @@ def _joined(batches: list[Any]) -> pa.Table:
     return table if len(batches) == 1 else table.combine_chunks()
 
 
-def _batches(table: ParquetTable) -> Iterator[Any]:
+def _batches(table: ParquetTable, columns: list[str] | None = None) -> Iterator[Any]:
     with _reading(table.path):
         file = opened(table.path)
     with file:
-        batches = file.iter_batches(batch_size=table.chunk_rows)
+        batches = file.iter_batches(batch_size=table.chunk_rows, columns=columns)
         while True:
             # Only the reading is guarded: what goes wrong at the yield is the writer's.
             with _reading(table.path):

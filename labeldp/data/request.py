@@ -166,7 +166,9 @@ def _check_mechanism(request: Request) -> None:
         )
     if columns and not request.needs_prior:
         raise TableError(f"mechanism={name!r} takes no prior; leave out prior_columns or use 'prior-response'")
-    if (request.k is None) == (name == "top-k-response"):
+    if request.k is None and name == "top-k-response":
+        raise TableError(f"mechanism={name!r} needs k, the number of answers a row may have")
+    if request.k is not None and name != "top-k-response":
         raise TableError(f"k={request.k} does not fit mechanism={name!r}; k belongs to 'top-k-response' only")
     if request.label in columns:
         raise TableError(f"prior_columns contains the label column {request.label!r}: a prior must be public")
@@ -195,18 +197,45 @@ class Sealer:
         self.rows += len(codes)
         undeclared = int(np.count_nonzero(codes < 0)) - missing
         if undeclared or missing:
-            raise TableError(_unusable(undeclared, missing, self.rows))
+            raise TableError(_unusable(undeclared, missing, self.rows, self.request.classes))
         vault = LabelVault(codes, len(self.request.classes), rng=self.rng)
         private = vault.release(self.request.randomizer(self.request.uniform_prior(1) if prior is None else prior))
         self.groups = merge_disjoint((self.groups, vault.ledger.groups()))
         return private
 
 
-def _unusable(undeclared: int, missing: int, rows: int) -> str:
+@dataclass
+class LabelCheck:
+    """Counts what cannot be sealed in a whole column, before anything is spent. Lets out counts only."""
+
+    classes: tuple[str, ...]
+    rows: int = 0
+    unusable: int = 0
+    missing: int = 0
+
+    def add(self, codes: Codes, missing: int) -> None:
+        """Count one chunk of codes, −1 standing for what is undeclared or missing."""
+        self.rows += len(codes)
+        self.unusable += int(np.count_nonzero(codes < 0))
+        self.missing += missing
+
+    def judge(self) -> None:
+        """Raise TableError if anything was found."""
+        if self.unusable:
+            raise TableError(_unusable(self.unusable - self.missing, self.missing, self.rows, self.classes))
+
+
+def _unusable(undeclared: int, missing: int, rows: int, classes: tuple[str, ...]) -> str:
     return (
-        f"{undeclared} of {rows} labels read so far are not among the declared classes and {missing} are "
-        "missing; declare every class exactly as it is written, and settle missing labels beforehand"
+        f"{undeclared} of {rows} labels read so far are not among the declared classes {listed(classes)} and {missing} "
+        "are missing; declare every class exactly as it is written, and settle missing labels beforehand"
     )
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Public names for a message, quoted so that a stray space shows."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more
 
 
 def check_prior(prior: FloatArray, rows_before: int) -> FloatArray:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from labeldp.accounting.certificate import Certificate, certify, verify
 from labeldp.accounting.certificate import read as read_certificate
+from labeldp.accounting.events import Look, PureDP
 from labeldp.accounting.journal import Journal
 from labeldp.data import csvfile, parquetfile
 from labeldp.data.publish import certificate_path, publishing
@@ -72,7 +73,8 @@ def privatize(
             top-k-response; or, in Parquet only, bit-flip and laplace-one-hot (K numbers per row).
         prior_columns: for the two mechanisms with a prior, one numeric column per class, in class order.
         k: for top-k-response, how many answers a row may have.
-        journal: charged with PureDP(epsilon) before the first label is read; a later failure leaves it so.
+        journal: charged with PureDP(epsilon) once all labels are known to be usable and before the first answer is
+            drawn; a later failure leaves it so.
         rng: the noise; operating-system entropy when None.
         delimiter: of a CSV file; a tab for `.tsv` and a comma otherwise when None.
         report: called with (rows written, fraction of the source read) after every chunk. For the eyes of
@@ -94,9 +96,24 @@ def privatize(
     request = checked(label, classes, epsilon, mechanism=mechanism, prior_columns=prior_columns, k=k)
     table = _opened(source, target, request, delimiter)
     sealer = Sealer(request, SecureRandom() if rng is None else rng)
+    try:
+        return _privatized(table, target, sealer, journal, report or _silent, source.name)
+    except TableError as error:
+        reason = str(error)
+    # Raised outside the handler: the frames in which it happened hold labels.
+    raise TableError(reason)
+
+
+def _privatized(
+    table: _Table, target: Path, sealer: Sealer, journal: Journal | None, report: Report, name: str
+) -> Certificate:
+    request = sealer.request
     with publishing(target) as draft:
-        _charge(journal, request, f"privatize column {label!r} of {source.name} into {target.name}")
-        table.privatize(draft.path, sealer, report or _silent)
+        if journal is not None:
+            # A misspelt class must not cost a budget that can be spent only once.
+            table.check_labels(request)
+            _charge(journal, request, f"privatize column {request.label!r} of {name} into {target.name}")
+        table.privatize(draft.path, sealer, report)
         public = request.public(sealer.rng, **table.public)
         return draft.seal(_certificate(sealer, public))
 
@@ -106,6 +123,8 @@ class _Table(Protocol):
 
     @property
     def public(self) -> Mapping[str, Any]: ...
+
+    def check_labels(self, request: Request) -> None: ...
 
     def privatize(self, draft: Path, sealer: Sealer, report: Report) -> None: ...
 
@@ -134,9 +153,7 @@ def _format(path: Path, argument: str) -> str:
         raise TableError(f"{argument}={str(path)!r} has no known format; its name must end in {known}") from None
 
 
-def _charge(journal: Journal | None, request: Request, note: str) -> None:
-    if journal is None:
-        return
+def _charge(journal: Journal, request: Request, note: str) -> None:
     try:
         journal.charge(request.event, note=note)
     except OSError as error:
@@ -216,6 +233,12 @@ def _law(request: Request, description: Mapping[str, Any], prior: FloatArray | N
         raise TableError(f"the law of the table cannot be rebuilt: {error}") from None
 
 
+def certificate_of(path: Path | str) -> Certificate:
+    """The certificate of an artifact; `path` is either of the two."""
+    path = Path(path)
+    return read_certificate(path if path.name.endswith(_NOTE) else certificate_path(path))
+
+
 def verify_file(path: Path | str) -> tuple[str, ...]:
     """Everything that is wrong with a privatized file or its certificate, as sentences; empty when they hold.
 
@@ -243,9 +266,20 @@ def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
     problems: list[str] = []
     if public.get("noise") != certificate.noise:
         problems.append("the certificate names two different sources of noise")
+    problems += _epsilon_problems(certificate, public)
     if artifact.is_file():
         problems += _content_problems(certificate, public, artifact)
     return problems
+
+
+def _epsilon_problems(certificate: Certificate, public: dict[str, Any]) -> list[str]:
+    """Every epsilon in it must be the one of the one look that a privatized table is."""
+    law = public.get("mechanism")
+    stated = {public.get("epsilon"), law.get("epsilon") if isinstance(law, dict) else None, certificate.epsilon}
+    looks = (Look(PureDP(certificate.epsilon)),)
+    if len(stated) > 1 or any(group.looks != looks for group in certificate.groups):
+        return ["the certificate does not give one epsilon throughout: claim, ledger, release and mechanism differ"]
+    return []
 
 
 def _content_problems(certificate: Certificate, public: dict[str, Any], artifact: Path) -> list[str]:

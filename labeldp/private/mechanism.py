@@ -19,7 +19,7 @@ class Mechanism(Protocol[Out_co]):
     """A question about labels. A frozen dataclass: every field is public, secrets are only arguments.
 
     The vault calls the three methods in this order: `fits` (refuse before anything is spent), `event` (what
-    one answer costs the worst row), `sample` (draw it). Nobody else calls `sample`.
+    one answer costs the worst row), `sample` (draw it). Only the vault calls `sample`, or a mechanism made of others.
     """
 
     def fits(self, num_rows: int, num_classes: int) -> None:

@@ -300,7 +300,7 @@ def test_bad_files_are_refused(tmp_path, data, match):
         ({"prior_columns": ["p", "y"]}, "contains the label column"),
         ({"prior_columns": ["p", "p"]}, "twice"),
         ({"prior_columns": ["p", "nope"]}, "prior_columns: column 'nope'"),
-        ({"mechanism": "top-k-response", "prior_columns": ["p", "q"]}, "k=None"),
+        ({"mechanism": "top-k-response", "prior_columns": ["p", "q"]}, "needs k"),
         ({"mechanism": "top-k-response", "prior_columns": ["p", "q"], "k": 3}, "k is 3"),
         ({"mechanism": "top-k-response", "prior_columns": ["p", "q"], "k": 0}, "k is 0"),
         ({"k": 2}, "k=2"),
@@ -385,7 +385,7 @@ def test_the_journal_is_charged_once_and_first(tmp_path):
     assert names(tmp_path) == ["1.csv", "1.csv.certificate.json", "in.csv", "j"]
     source.write_bytes(b"x,y\n1,TOPSECRET\n")
     refused(source, "1 of 1", SECRET, label="y", classes=["a", "b"], epsilon=0.5, journal=journal)
-    assert journal.epsilon(0) == 2.0
+    assert journal.epsilon(0) == 1.5
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, RuntimeError])
