@@ -46,10 +46,20 @@ class PublicBatchGaussian(BaseEvent):
         return self.rate * gaussian_profile(self.diameter / self.noise_std, eps)
 
 
+@dataclass(frozen=True, slots=True)
 class _SampledGaussian(BaseEvent):
     """Shared face of the two secret samplings; a subclass says its mixture."""
 
-    __slots__ = ()
+    noise_std: float
+    radius: float
+    diameter: float
+    rate: float
+
+    def __post_init__(self) -> None:
+        set_noise(self)
+        set_geometry(self)
+        check_ratio(self.noise_std, self.diameter)
+        set_real(self, "rate", high=1.0)
 
     @property
     @abstractmethod
@@ -77,17 +87,6 @@ class PoissonGaussian(_SampledGaussian):
     by the expected batch size only: the realised size would reveal whether a row was drawn.
     """
 
-    noise_std: float
-    radius: float
-    diameter: float
-    rate: float
-
-    def __post_init__(self) -> None:
-        set_noise(self)
-        set_geometry(self)
-        check_ratio(self.noise_std, self.diameter)
-        set_real(self, "rate", high=1.0)
-
     @property
     def mixture(self) -> Mixture:
         """The two laws, in units of the noise."""
@@ -102,17 +101,6 @@ class FixedSizeGaussian(_SampledGaussian):
     contribution has norm up to 2R. One profile bounds both directions. An upper bound; whether it is tight
     under composition is open.
     """
-
-    noise_std: float
-    radius: float
-    diameter: float
-    rate: float
-
-    def __post_init__(self) -> None:
-        set_noise(self)
-        set_geometry(self)
-        check_ratio(self.noise_std, self.diameter)
-        set_real(self, "rate", high=1.0)
 
     @property
     def mixture(self) -> Mixture:
