@@ -293,7 +293,7 @@ def _progress(what: str, silent: bool) -> Generator[Report | None]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn(what), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rows]:,} rows"),
+        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rows]:,} rows"),
         TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
