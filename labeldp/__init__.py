@@ -4,19 +4,18 @@ Labels go into a vault. Mechanisms are the only questions it answers. Answers ar
 questions asked into a certificate.
 """
 
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from labeldp.accounting.certificate import Certificate
-from labeldp.accounting.ledger import Budget, BudgetExceededError
-from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
-from labeldp.private.randomizers import BitFlip, LaplaceOneHot, PriorResponse, RandomizedResponse, TopKResponse
-from labeldp.private.randomness import SecureRandom
-from labeldp.private.vault import LabelVault
-from labeldp.releases import NoisyCounts, NoisyLabels
-
 if TYPE_CHECKING:
+    from labeldp.accounting.certificate import Certificate
+    from labeldp.accounting.ledger import Budget, BudgetExceededError
     from labeldp.data.tables import PrivateTable, privatize, read_private
+    from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
+    from labeldp.private.randomizers import BitFlip, LaplaceOneHot, PriorResponse, RandomizedResponse, TopKResponse
+    from labeldp.private.randomness import SecureRandom
+    from labeldp.private.vault import LabelVault
+    from labeldp.releases import NoisyCounts, NoisyLabels
 
 __version__ = metadata.version("labeldp")
 
@@ -42,13 +41,25 @@ __all__ = [
     "read_private",
 ]
 
-_TABLES = {"PrivateTable", "privatize", "read_private"}
+_HOMES = {
+    "accounting.certificate": ("Certificate",),
+    "accounting.ledger": ("Budget", "BudgetExceededError"),
+    "data.tables": ("PrivateTable", "privatize", "read_private"),
+    "private.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
+    "private.randomizers": ("BitFlip", "LaplaceOneHot", "PriorResponse", "RandomizedResponse", "TopKResponse"),
+    "private.randomness": ("SecureRandom",),
+    "private.vault": ("LabelVault",),
+    "releases": ("NoisyCounts", "NoisyLabels"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    # Tables need pyarrow, which takes as long to import as all the rest together.
-    if name in _TABLES:
-        from labeldp.data import tables
-
-        return getattr(tables, name)
+    # Fetched when first used: the command line answers --help without loading numpy, scipy and pyarrow.
+    if name in _HOME_OF:
+        return getattr(import_module(f"labeldp.{_HOME_OF[name]}"), name)
     raise AttributeError(f"module 'labeldp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
