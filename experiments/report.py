@@ -29,11 +29,12 @@ def table(paths: list[Path]) -> str:
     rows = ["| data | method | ε | ours: mean ± spread (seeds) | paper | difference | s per run |", "|---" * 7 + "|"]
     for (group, label, epsilon), results in found.items():
         scores = [result["test_accuracy"] for result in results]
-        mean, spread = statistics.mean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0
+        mean = statistics.mean(scores)
+        spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
         seconds = statistics.median(result["seconds"] for result in results)
         paper = PAPER.get((group, label), {}).get(epsilon)
         beside = "– | –" if paper is None else f"{paper:.2f} | {mean - paper:+.2f}"
-        ours = f"{mean:.2f} ± {spread:.2f} ({len(scores)})"
+        ours = f"{mean:.2f}{spread} ({len(scores)})"
         rows.append(f"| {group} | {label} | {epsilon} | {ours} | {beside} | {seconds:.0f} |")
     return "\n".join(rows)
 

@@ -27,21 +27,31 @@ def test_counts_without_noise_are_the_counts():
     assert release.noise_std == 0
 
 
-@pytest.mark.parametrize("noise", [LaplaceNoise(1.0), GaussianNoise(2.0)])
-def test_every_cell_has_its_own_noise_of_the_stated_law(noise):
-    n, reach = 1_000_000, 12
+def cells_and_law(noise, stated, n=2 * 10**6, reach=12):
+    """Noisy counts of n empty cells drawn with `noise`, in bins, and the law of the noise that is `stated`."""
     release = GroupCounts([], n // 2, 2, noise).sample(LABELS[:0], SecureRandom(5))
     k = np.arange(-reach, reach + 1)
-    if isinstance(noise, LaplaceNoise):
-        law = math.tanh(0.25) * np.exp(-0.5 * np.abs(k))
+    if isinstance(stated, LaplaceNoise):
+        law = math.tanh(stated.epsilon / 4) * np.exp(-stated.epsilon / 2 * np.abs(k))
     else:
-        law = np.exp(-(k**2) / 8.0) / np.sum(np.exp(-(np.arange(-99, 100) ** 2) / 8.0))
+        wide = np.arange(-99, 100)
+        law = np.exp(-0.5 * (k / stated.std) ** 2) / np.sum(np.exp(-0.5 * (wide / stated.std) ** 2))
     drawn = release.counts.ravel()
     inside = drawn[np.abs(drawn) <= reach]
     counts = np.append(np.bincount(inside + reach, minlength=len(k)), n - inside.size)
-    assert follows(counts, np.append(law, 1 - law.sum()))
-    assert release.noise_std == pytest.approx(drawn.std(), rel=0.005)
-    assert abs(np.corrcoef(release.counts.T)[0, 1]) < 6 / math.sqrt(n // 2)
+    return release, counts, np.append(law, 1 - law.sum())
+
+
+@pytest.mark.parametrize(
+    ("noise", "planted"), [(LaplaceNoise(1.0), LaplaceNoise(1.02)), (GaussianNoise(2.0), GaussianNoise(2.0 / 1.02))]
+)
+def test_every_cell_has_its_own_noise_of_the_stated_law(noise, planted):
+    """2·10⁶ cells, false alarm 1e-9; the planted bug is noise 2% too small, which the same test must reject."""
+    release, counts, law = cells_and_law(noise, noise)
+    assert follows(counts, law)
+    assert release.noise_std == pytest.approx(release.counts.std(), rel=0.005)
+    assert abs(np.corrcoef(release.counts.T)[0, 1]) < 6 / math.sqrt(len(release.counts))
+    assert not follows(*cells_and_law(planted, noise)[1:])
 
 
 def test_exact_privacy_of_laplace_counts():
