@@ -20,13 +20,9 @@ from typing import Any, cast
 from labeldp.accounting import accountant
 from labeldp.accounting.events import Look, PureDP, event_from_json, event_to_json
 from labeldp.accounting.ledger import Group, worst_epsilon
+from labeldp.accounting.units import ONE_LABEL, Unit, unit_of_words
 
 FORMAT = "labeldp-certificate/1"
-PROTECTS = "one label"
-NEIGHBOURS = (
-    "Two data sets are neighbours when one label is replaced by any other. Features, the number of rows, "
-    "their order and the set of classes are public."
-)
 # The only source of noise this library certifies (labeldp.private.randomness says where it comes from).
 SECURE_NOISE = "operating-system entropy, AES-256-CTR"
 _FIELDS = {
@@ -54,7 +50,8 @@ class Artifact:
 class Certificate:
     """What was promised, and all that is needed to check it.
 
-    `groups` is the ledger by distinct history; `release` the public parameters of what was handed out.
+    `groups` is the ledger by distinct history; `release` the public parameters of what was handed out; `unit` says
+    whose labels may change at once, and so what a group counts: rows or users.
     """
 
     epsilon: float
@@ -67,6 +64,7 @@ class Certificate:
     created: str
     artifact: Artifact | None = None
     release: Mapping[str, Any] | None = field(default=None, hash=False)
+    unit: Unit = ONE_LABEL
 
     def about(self, artifact: Path, name: str | None = None) -> Certificate:
         """The same certificate, bound to this file (under the name it will have)."""
@@ -93,8 +91,9 @@ def certify(
     noise: str,
     seeded: bool,
     release: Mapping[str, Any] | None = None,
+    unit: Unit = ONE_LABEL,
 ) -> Certificate:
-    """The certificate of these groups at this delta."""
+    """The certificate of these groups at this delta; each group counts units."""
     return Certificate(
         epsilon=worst_epsilon(groups, delta),
         delta=delta,
@@ -105,6 +104,7 @@ def certify(
         library=f"labeldp {metadata.version('labeldp')}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         release=release,
+        unit=unit,
     )
 
 
@@ -197,10 +197,10 @@ def _body(certificate: Certificate) -> dict[str, Any]:
         "claim": {
             "epsilon": _plain(certificate.epsilon),
             "delta": certificate.delta,
-            "protects": PROTECTS,
-            "neighbours": NEIGHBOURS,
+            "protects": certificate.unit.protects,
+            "neighbours": certificate.unit.neighbours,
         },
-        "ledger": [_group_to_json(group) for group in certificate.groups],
+        "ledger": [_group_to_json(group, certificate.unit) for group in certificate.groups],
         "accountant": certificate.accountant,
         "noise": {"source": certificate.noise, "seeded": certificate.seeded},
         "library": certificate.library,
@@ -209,20 +209,20 @@ def _body(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def _group_to_json(group: Group) -> dict[str, Any]:
+def _group_to_json(group: Group, unit: Unit) -> dict[str, Any]:
     looks = [{"event": event_to_json(look.event), "times": look.times} for look in group.looks]
-    return {"rows": group.rows, "looks": looks}
+    return {unit.counted: group.rows, "looks": looks}
 
 
-def _group_from_json(fields: Mapping[str, Any]) -> Group:
-    _expect(fields, {"rows", "looks"}, "a ledger entry")
+def _group_from_json(fields: Mapping[str, Any], unit: Unit) -> Group:
+    _expect(fields, {unit.counted, "looks"}, "a ledger entry")
     looks: list[Look] = []
     for look in fields["looks"]:
         _expect(look, {"event", "times"}, "a look")
         looks.append(Look(event_from_json(look["event"]), _count(look["times"], 1)))
     if len({look.event for look in looks}) < len(looks):
         raise CertificateError("a ledger entry lists an event twice")
-    return Group(_count(fields["rows"], 0), tuple(looks))
+    return Group(_count(fields[unit.counted], 0), tuple(looks))
 
 
 def _from_json(fields: dict[str, Any]) -> Certificate:
@@ -245,7 +245,8 @@ def _checked(fields: dict[str, Any]) -> Certificate:
     _expect(noise, {"source", "seeded"}, "the noise")
     if fields["format"] != FORMAT:
         raise CertificateError(f"format {fields['format']!r} is not {FORMAT!r}; use the version that wrote it")
-    if claim["protects"] != PROTECTS or claim["neighbours"] != NEIGHBOURS:
+    unit = unit_of_words(claim["protects"], claim["neighbours"])
+    if unit is None:
         raise CertificateError("the claim is not worded as this library words it, so it may promise something else")
     if not isinstance(noise["seeded"], bool):
         raise CertificateError(f"noise.seeded={noise['seeded']!r} is not true or false")
@@ -254,7 +255,7 @@ def _checked(fields: dict[str, Any]) -> Certificate:
     return Certificate(
         epsilon=_number(claim["epsilon"]),
         delta=_probability(claim["delta"]),
-        groups=tuple(_group_from_json(group) for group in fields["ledger"]),
+        groups=tuple(_group_from_json(group, unit) for group in fields["ledger"]),
         accountant=str(fields["accountant"]),
         noise=str(noise["source"]),
         seeded=noise["seeded"],
@@ -262,6 +263,7 @@ def _checked(fields: dict[str, Any]) -> Certificate:
         created=str(fields["created"]),
         artifact=_artifact_from_json(fields["artifact"]),
         release=fields["release"],
+        unit=unit,
     )
 
 
