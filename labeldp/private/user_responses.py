@@ -1,0 +1,225 @@
+"""Randomized response for users: a user's budget is shared among its labels.
+
+A user with m labels in the question has each of them answered by randomized response at ε/m, or at ε/k where every user
+is to be treated alike (k a cap on m), all answers independent:
+
+    P(answers | labels) = Π_j P_{ε/m}(answer_j | label_j)
+
+Proof of ε-privacy for all labels of one user. Replacing them changes m factors of the product, each by at most e^{ε/m},
+so the odds of any list of answers move by at most e^ε. Other users' answers keep their law. m is public. A row that a
+learner uses several times keeps its one answer; asking the same label again would be a further factor, to be paid for.
+
+With δ > 0 the labels may be answered at more than ε/m. Each answer is a post-processing of binary randomized response,
+and m of those composed lose more than ε only where nearly all of them go the same way (Kairouz, Oh & Viswanath 2015:
+exact for two classes, safe for more). The gain is nothing up to about ten labels and 1.9 times at fifty (ε = 1,
+δ = 1e-5).
+
+Warner 1965, Randomized Response; Ghazi et al. 2024, LabelDP-Pro, section 6, for ε/k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.accounting import accountant
+from labeldp.accounting.events import Event, Look, PureDP
+from labeldp.private.mechanism import LabelArray
+from labeldp.private.randomness import SecureRandom
+from labeldp.private.responses import RandomizedResponse
+from labeldp.private.shared import checked_classes, checked_epsilon, checked_integer, described, same_classes
+from labeldp.private.user_rows import Users
+from labeldp.private.users import Charge
+from labeldp.releases import BoolArray, FloatArray, IntArray, NoisyLabels
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class RowResponse:
+    """Randomized response where every row has its own ε, public, (n,).
+
+    >>> law = RowResponse([1.0, 0.0], num_classes=2)
+    >>> law.probabilities(1, row=0).round(3), law.probabilities(1, row=1)
+    (array([[0.269, 0.731]]), array([[0.5, 0.5]]))
+    """
+
+    epsilons: FloatArray = field(repr=False)
+    num_classes: int
+
+    def __init__(self, epsilons: npt.ArrayLike, num_classes: int) -> None:
+        checked = np.array(epsilons, dtype=np.float64)
+        if checked.ndim != 1 or not (checked >= 0).all():
+            raise ValueError(f"epsilons has shape {checked.shape}; give one number of at least 0 per row")
+        checked.setflags(write=False)
+        object.__setattr__(self, "epsilons", checked)
+        object.__setattr__(self, "num_classes", checked_classes(num_classes))
+
+    @property
+    def epsilon(self) -> float:
+        """The largest of the rows' epsilons."""
+        return float(self.epsilons.max(initial=0.0))
+
+    # -- mechanism ------------------------------------------------------------------------------------------
+
+    def fits(self, num_rows: int, num_classes: int) -> None:
+        """Raise ValueError unless there is one epsilon per row and the classes are those of the data."""
+        same_classes(self.num_classes, num_classes)
+        if num_rows != len(self.epsilons):
+            raise ValueError(f"the mechanism is for {len(self.epsilons)} rows, the data has {num_rows}; make it anew")
+
+    def event(self) -> Event:
+        """The worst row's ε-privacy with δ = 0."""
+        return PureDP(self.epsilon)
+
+    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyLabels:
+        """One answer per label, in the labels' own type."""
+        answers = np.empty_like(labels)
+        for rows, response in self._parts():
+            answers[rows] = response.sample(labels[rows], rng).answers
+        return NoisyLabels(self, answers)
+
+    # -- law ------------------------------------------------------------------------------------------------
+
+    def probabilities(self, label: int, row: int = 0) -> FloatArray:
+        """P(answer | label) of one row, (1, K)."""
+        return self._response(float(self.epsilons[row])).probabilities(label)
+
+    def log_likelihood(self, answers: IntArray) -> FloatArray:
+        """log P(answer | class), (n, K)."""
+        result = np.empty((len(answers), self.num_classes))
+        for rows, response in self._parts():
+            result[rows] = response.log_likelihood(answers[rows])
+        return result
+
+    def unbiased(self, answers: IntArray) -> FloatArray:
+        """An estimate of the one-hot label with the right mean, (n, K); zero on rows with ε = 0."""
+        result = np.zeros((len(answers), self.num_classes))
+        for rows, response in self._parts():
+            result[rows] = response.unbiased(answers[rows])
+        return result
+
+    def informative(self, num_rows: int) -> BoolArray:
+        """Rows with an ε that is not zero to 64 bits, where there are at least two classes, (n,)."""
+        result = np.zeros(num_rows, dtype=np.bool_)
+        for rows, response in self._parts():
+            result[rows] = response.informative(len(rows))
+        return result
+
+    def take(self, rows: IntArray) -> RowResponse:
+        """The law of these rows, in this order."""
+        return RowResponse(self.epsilons[rows], self.num_classes)
+
+    def describe(self) -> Mapping[str, Any]:
+        """The public parameters: how many rows have which epsilon."""
+        found, counts = np.unique(self.epsilons, return_counts=True)
+        shown = described("row-response", self.epsilon, self.num_classes)
+        return {**shown, "rows": {repr(float(e)): int(n) for e, n in zip(found, counts, strict=True)}}
+
+    def _parts(self) -> Iterator[tuple[npt.NDArray[np.intp], RandomizedResponse]]:
+        """Rows with the same ε, and their response: few, however many rows there are."""
+        found, part = np.unique(self.epsilons, return_inverse=True)
+        for number, epsilon in enumerate(found):
+            yield np.flatnonzero(part == number), self._response(float(epsilon))
+
+    def _response(self, epsilon: float) -> RandomizedResponse:
+        return RandomizedResponse(epsilon, self.num_classes)
+
+
+class UserResponse(RowResponse):
+    """Randomized response that costs every user at most ε, however many of its labels are asked.
+
+    Args:
+        epsilon: the budget of one user, for all its labels together.
+        num_classes: the number of classes K.
+        users: whose each row asked is: `vault.users`, or `vault.users.take(rows)`.
+        cap: answer every label at ε/cap; refused when a user has more rows. None uses ε/m for a user with m rows,
+            which is never less.
+        delta: the probability with which a user may lose more than ε; 0 for none.
+
+    >>> from labeldp.private.users import UserVault
+    >>> vault = UserVault([0, 1, 1, 0], users=["ann", "bob", "ann", "ann"], num_classes=2)
+    >>> question = UserResponse(1.2, 2, vault.users)
+    >>> question.epsilons.round(6)
+    array([0.4, 1.2, 0.4, 0.4])
+    >>> private = vault.release(question)
+    >>> vault.certificate().epsilon
+    1.2
+    """
+
+    user_epsilon: float
+    users: Users
+
+    def __init__(
+        self, epsilon: float, num_classes: int, users: Users, *, cap: int | None = None, delta: float = 0.0
+    ) -> None:
+        sizes = users.sizes
+        _check_cap(sizes, cap)
+        shares = np.full_like(sizes, cap) if cap is not None else sizes
+        per_size = {int(m): label_epsilon(epsilon, int(m), delta) for m in np.unique(shares)}
+        items = np.array([per_size[int(m)] for m in shares], dtype=np.float64)
+        super().__init__(items[users.owner], num_classes)
+        object.__setattr__(self, "user_epsilon", checked_epsilon(epsilon))
+        object.__setattr__(self, "users", users)
+
+    def charges(self, users: Users) -> Sequence[Charge]:
+        """m looks at ε/m, or whatever the shares are: the answers of a user are independent, so its looks compose."""
+        if not users.same_as(self.users):
+            raise ValueError(
+                f"the mechanism was made for {self.users}, grouped otherwise than the {users} asked; make it with "
+                "users=vault.users, or vault.users.take(rows) for some rows"
+            )
+        first = np.unique(users.owner, return_index=True)[1]
+        alike, part = np.unique(np.stack([self.epsilons[first], users.sizes]), axis=1, return_inverse=True)
+        return [
+            Charge(PureDP(float(epsilon)), int(labels), np.flatnonzero(part.reshape(-1) == number))
+            for number, (epsilon, labels) in enumerate(alike.T)
+        ]
+
+
+@lru_cache(maxsize=4096)
+def label_epsilon(epsilon: float, labels: int, delta: float = 0.0) -> float:
+    """The largest ε at which each of a user's labels can be answered so that all together cost at most `epsilon`.
+
+    >>> label_epsilon(1.0, 4), round(label_epsilon(1.0, 50, delta=1e-5) * 50, 2)
+    (0.25, 1.94)
+    """
+    epsilon, labels = checked_epsilon(epsilon), checked_integer("labels", labels, 1, 1 << 31)
+    share = _share(epsilon, labels)
+    if delta == 0 or share in {0.0, math.inf}:
+        return share
+
+    def affordable(each: float) -> bool:
+        return accountant.epsilon([Look(PureDP(each), labels)], delta) <= epsilon
+
+    low, high = share, 2 * share
+    while affordable(high):
+        low, high = high, 2 * high
+    while high - low > 1e-9 * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if affordable(middle) else (low, middle)
+    return low
+
+
+def _share(epsilon: float, labels: int) -> float:
+    """ε/m, rounded down: m times it is at most ε, exactly."""
+    share = epsilon / labels
+    if math.isfinite(share) and labels * Fraction(share) > Fraction(epsilon):
+        return math.nextafter(share, 0.0)
+    return share
+
+
+def _check_cap(sizes: npt.NDArray[np.intp], cap: int | None) -> None:
+    if cap is None:
+        return
+    over = int(np.count_nonzero(sizes > checked_integer("cap", cap, 1, 1 << 31)))
+    if over:
+        raise ValueError(
+            f"cap is {cap} and {over} users have more rows, {int(sizes.max())} at most; ask about cap_rows(users, "
+            f"{cap}).rows, or leave out the cap"
+        )
