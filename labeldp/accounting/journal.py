@@ -79,6 +79,13 @@ class Journal:
             _read_budget(self.path, file)
             return _read_looks(self.path, file)
 
+    def notes(self) -> tuple[str, ...]:
+        """The note of every charge so far, in order."""
+        with _locked(self.path) as file:
+            _read_budget(self.path, file)
+            lines = enumerate(_lines(file)[1:], start=2)
+            return tuple(str(_parse(self.path, line, number).get("note", "")) for number, line in lines)
+
     def epsilon(self, delta: float) -> float:
         """What the charges so far cost every row."""
         return worst_epsilon((Group(1, self.looks()),), delta)

@@ -1,0 +1,113 @@
+"""A vault's spending in a journal: never less than any row has met, and not twice for one receipt."""
+
+import numpy as np
+import pytest
+
+from labeldp import Budget, BudgetExceededError, LabelVault, RandomizedResponse, SecureRandom
+from labeldp.accounting.journal import Journal
+from labeldp.accounting.spending import JournalStore
+from labeldp.accounting.tally import Tally
+
+RR = RandomizedResponse(1.0, 2)
+
+
+def journal(tmp_path, budget=None):
+    return Journal.open(tmp_path / "j", budget)
+
+
+def vault(store, n=6):
+    return LabelVault([0, 1] * (n // 2), 2, store=store, rng=SecureRandom(0))
+
+
+def test_disjoint_rows_cost_a_journal_once_and_repeats_add_up(tmp_path):
+    kept = journal(tmp_path)
+    box = vault(JournalStore(kept))
+    box.release(RR, rows=[0, 1])
+    box.release(RR, rows=[2, 3])
+    assert kept.epsilon(0) == 1.0
+    box.release(RR, rows=[3, 4])
+    assert kept.epsilon(0) == 2.0
+    box.release(RandomizedResponse(0.5, 2), rows=[5])
+    assert kept.epsilon(0) == 2.5
+
+
+def test_a_journals_budget_stops_a_vault_before_it_draws(tmp_path):
+    kept = journal(tmp_path, Budget(1.5))
+    vault(JournalStore(kept)).release(RR)
+    later = vault(JournalStore(kept))
+    with pytest.raises(BudgetExceededError):
+        later.release(RR)
+    assert later.certificate().epsilon == 0.0
+    assert kept.epsilon(0) == 1.0
+
+
+def test_a_lease_continued_elsewhere_is_charged_once(tmp_path):
+    kept, epsilons = journal(tmp_path), []
+    for _ in range(4):
+        box = vault(JournalStore(kept))
+        with Tally(tmp_path / "t", {}) as tally:
+            lease = box.lease(RR, 5, tally=tally)
+            lease()
+        epsilons.append((kept.epsilon(0), box.certificate().epsilon))
+    assert epsilons == [(5.0, 5.0)] * 4
+    assert lease.remaining == 1
+
+
+def test_a_lease_begun_without_a_journal_is_charged_when_one_appears(tmp_path):
+    with Tally(tmp_path / "t", {}) as tally:
+        vault(None).lease(RR, 5, tally=tally)
+    kept = journal(tmp_path)
+    with Tally(tmp_path / "t", {}) as tally:
+        vault(JournalStore(kept)).lease(RR, 5, tally=tally)
+    assert kept.epsilon(0) == 5.0
+
+
+def test_what_a_continuing_process_spends_besides_is_charged_in_full(tmp_path):
+    """Rows outside the lease were charged before it began: the lease must not hide what they are asked later."""
+    kept, truth = journal(tmp_path), np.zeros(6)
+    first = vault(JournalStore(kept))
+    first.release(RR, rows=[0, 1])
+    with Tally(tmp_path / "t", {}) as tally:
+        first.lease(RR, 5, rows=[2, 3], tally=tally)
+    truth += [1, 1, 5, 5, 0, 0]
+    second = vault(JournalStore(kept))
+    with Tally(tmp_path / "t", {}) as tally:
+        second.lease(RR, 5, rows=[2, 3], tally=tally)
+    for _ in range(6):
+        second.release(RR, rows=[0, 1])
+    truth += [6, 6, 0, 0, 0, 0]
+    assert kept.epsilon(0) >= truth.max()
+    assert kept.epsilon(0) == 5 + 6
+    assert second.certificate().epsilon == 6.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_row_has_ever_met_more_than_the_journal_says(tmp_path, seed):
+    choose = np.random.default_rng(seed)
+    kept, truth, begun = journal(tmp_path), np.zeros(6), {}
+    for _ in range(4):
+        box = vault(JournalStore(kept))
+        for _ in range(4):
+            rows = np.flatnonzero(choose.integers(0, 2, size=6))
+            if not len(rows):
+                continue
+            if choose.integers(0, 2):
+                box.release(RR, rows=rows)
+                truth[rows] += 1
+            else:
+                name = str(choose.integers(0, 3))
+                new = name not in begun
+                rows, times = begun.setdefault(name, (rows, int(choose.integers(1, 4))))
+                with Tally(tmp_path / name, {}) as tally:
+                    box.lease(RR, times, rows=rows, tally=tally)
+                truth[rows] += times * new
+            assert kept.epsilon(0) >= truth.max()
+
+
+def test_a_plain_store_is_called_again_which_over_counts(tmp_path):
+    """A function cannot know what an earlier process told it."""
+    calls = []
+    for _ in range(2):
+        with Tally(tmp_path / "t", {}) as tally:
+            vault(calls.append).lease(RR, 5, tally=tally)
+    assert [ledger.epsilon(0) for ledger in calls] == [5.0, 5.0]
