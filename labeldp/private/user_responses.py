@@ -154,6 +154,7 @@ class UserResponse(RowResponse):
 
     user_epsilon: float
     users: Users
+    whole: bool
 
     def __init__(
         self, epsilon: float, num_classes: int, users: Users, *, cap: int | None = None, delta: float = 0.0
@@ -166,14 +167,18 @@ class UserResponse(RowResponse):
         super().__init__(items[users.owner], num_classes)
         object.__setattr__(self, "user_epsilon", checked_epsilon(epsilon))
         object.__setattr__(self, "users", users)
+        # Every user spends ε, and nothing is gained by counting its looks apart.
+        object.__setattr__(self, "whole", cap is None and delta == 0)
 
     def charges(self, users: Users) -> Sequence[Charge]:
-        """m looks at ε/m, or whatever the shares are: the answers of a user are independent, so its looks compose."""
+        """One look at ε each. With a cap or a δ, as many looks as the user has labels: independent, so they compose."""
         if not users.same_as(self.users):
             raise ValueError(
                 f"the mechanism was made for {self.users}, grouped otherwise than the {users} asked; make it with "
                 "users=vault.users, or vault.users.take(rows) for some rows"
             )
+        if self.whole:
+            return [Charge(PureDP(self.user_epsilon), 1, None)]
         first = np.unique(users.owner, return_index=True)[1]
         alike, part = np.unique(np.stack([self.epsilons[first], users.sizes]), axis=1, return_inverse=True)
         return [

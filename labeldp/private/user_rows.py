@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -48,6 +49,10 @@ class Users:
         """The users of these rows (indices or a mask; all when None), numbered anew."""
         return self if rows is None else Users(self.ids[self.owner[np.asarray(rows)]])
 
+    def digest(self) -> str:
+        """A short public name of the grouping, whatever the ids."""
+        return digest(self.owner)
+
     def same_as(self, others: Users) -> bool:
         """Whether both group as many rows in the same way, whatever the ids."""
         return np.array_equal(self.owner, others.owner)
@@ -93,6 +98,11 @@ def cap_rows(users: Users, k: int, *, resample: bool = True, seed: int = 0) -> K
         np.add.at(counts, order[drawn], 1)
     rows = np.flatnonzero(counts)
     return KeptRows(rows, counts[rows])
+
+
+def digest(numbers: RowIndex) -> str:
+    """A short public name of a list of row or user numbers."""
+    return hashlib.sha256(numbers.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
 def _id_column(ids: npt.ArrayLike | Sequence[Any]) -> npt.NDArray[Any]:

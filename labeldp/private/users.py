@@ -13,26 +13,30 @@ state their own cost (`charges`).
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Protocol, runtime_checkable
+from functools import reduce
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from labeldp.accounting.certificate import Certificate
-from labeldp.accounting.events import Event, Gaussian, PureDP
+from labeldp.accounting.events import Event, Gaussian, PureDP, event_to_json
 from labeldp.accounting.ledger import Budget, BudgetExceededError, Ledger, RowIndex, check_budget
+from labeldp.accounting.tally import Tally
 from labeldp.accounting.units import ONE_USER
+from labeldp.private.lease import Lease, stay_home
 from labeldp.private.mechanism import Mechanism
 from labeldp.private.randomness import SecureRandom
 from labeldp.private.shared import checked_integer
-from labeldp.private.user_rows import KeptRows, Users, cap_rows
+from labeldp.private.user_rows import KeptRows, Users, cap_rows, digest
 from labeldp.private.vault import LabelVault, LedgerStore
 
 __all__ = ["Charge", "KeptRows", "UserCharged", "UserVault", "Users", "cap_rows", "group_charges"]
+
+Out = TypeVar("Out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +109,70 @@ class UserVault(LabelVault):
         """The claim so far, about all labels of one user."""
         return replace(super().certificate(delta), unit=ONE_USER)
 
-    def _paid(self, mechanism: Mechanism[Any], times: int, rows: npt.ArrayLike | None) -> RowIndex | None:
-        if isinstance(mechanism, type) or not hasattr(mechanism, "fits"):
-            raise ValueError(f"{mechanism!r} is not a mechanism; give an instance, say UserResponse(1.0, 10, users)")
+    def lease(
+        self, mechanism: Mechanism[Out], times: int, rows: npt.ArrayLike | None = None, *, tally: Tally | None = None
+    ) -> Lease[Out]:
+        """Pay for `times` answers now and return a callable that draws them one by one; see `LabelVault.lease`.
+
+        A tally counts looks that cost all users asked the same.
+        """
+        if tally is None:
+            return super().lease(mechanism, times, rows)
         index = None if rows is None else self._checked_rows(rows)
-        mechanism.fits(len(self) if index is None else len(index), self.num_classes)
-        asked = self.users.take(index)
-        stated = mechanism.charges(asked) if isinstance(mechanism, UserCharged) else group_charges(mechanism, asked)
-        self._charge_users(stated, times, self._numbers_of(index))
+        charges = self._stated(mechanism, index)
+        if len(charges) != 1:
+            raise ValueError(f"{type(mechanism).__name__} costs users differently; lease it without a tally")
+        rows_asked = "all" if index is None else digest(index)
+        data = {
+            "labels": len(self),
+            "classes": self.num_classes,
+            "users": self.users.digest(),
+            "rows asked": rows_asked,
+        }
+        tally.bind({"event": event_to_json(charges[0].event), "times": times, **data})
+        self._charge_users(charges, times, index, tally.receipt)
+        return self._leased(mechanism, times, index, 0, tally)
+
+    def _paid(self, mechanism: Mechanism[Any], times: int, rows: npt.ArrayLike | None) -> RowIndex | None:
+        index = None if rows is None else self._checked_rows(rows)
+        self._charge_users(self._stated(mechanism, index), times, index)
         return index
+
+    def _stated(self, mechanism: Mechanism[Any], index: RowIndex | None) -> Sequence[Charge]:
+        """What one answer costs the users of these rows, numbered among themselves."""
+        self._fitted(mechanism, index)
+        asked = self.users.take(index)
+        return mechanism.charges(asked) if isinstance(mechanism, UserCharged) else group_charges(mechanism, asked)
+
+    def _charge_users(
+        self, charges: Sequence[Charge], times: int, index: RowIndex | None, receipt: str | None = None
+    ) -> None:
+        """All charges or none, stored before anything is drawn."""
+        times, numbers = checked_integer("times", times, 1, 1 << 53), self._numbers_of(index)
+        parts = [(c.event, c.times * times, numbers if c.users is None else numbers[c.users]) for c in charges]
+        try:
+            if len(parts) == 1:
+                self._charge(*parts[0], receipt)
+            else:
+                self._charge_all(parts)
+        except BudgetExceededError as refusal:
+            raise BudgetExceededError(str(refusal).replace("worst row", "worst user")) from None
+
+    def _charge_all(self, parts: Sequence[tuple[Event, int, RowIndex]]) -> None:
+        """`LabelVault._charge` for several charges at once."""
+        stay_home(self._home)
+
+        def charged(ledger: Ledger) -> Ledger:
+            return reduce(lambda before, part: before.charge(*part), parts, ledger)
+
+        with self._lock:
+            new = charged(self._ledger)
+            check_budget(new.groups(), self.budget)
+            kept = new if self._stored is None else charged(self._stored)
+            if self._store is not None:
+                self._store(kept)
+            self._stored = None if self._stored is None else kept
+            self._ledger = new
 
     def _numbers_of(self, index: RowIndex | None) -> RowIndex:
         """The number here of every user of these rows, in the order of their first rows."""
@@ -121,22 +180,6 @@ class UserVault(LabelVault):
             return np.arange(len(self.users))
         owner = self.users.owner[index]
         return owner[np.sort(np.unique(owner, return_index=True)[1])]
-
-    def _charge_users(self, charges: Sequence[Charge], times: int, numbers: RowIndex) -> None:
-        """All charges or none, stored before anything is drawn; as `LabelVault` charges one."""
-        times = checked_integer("times", times, 1, 1 << 53)
-        if os.getpid() != self._home:
-            raise RuntimeError(
-                "a UserVault cannot be asked in a forked process: its spending would be lost; ask before"
-            )
-        with self._lock:
-            new = self._ledger
-            for charge in charges:
-                new = new.charge(charge.event, charge.times * times, _some(numbers, charge.users))
-            _check_users_budget(new, self.budget)
-            if self._store is not None:
-                self._store(new)
-            self._ledger = new
 
 
 def group_charges(mechanism: Mechanism[Any], users: Users) -> Sequence[Charge]:
@@ -165,14 +208,3 @@ def _times(count: int, value: float) -> float:
     exact = count * Fraction(value)
     nearest = float(exact)
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
-
-
-def _some(numbers: RowIndex, users: RowIndex | None) -> RowIndex:
-    return numbers if users is None else numbers[users]
-
-
-def _check_users_budget(ledger: Ledger, budget: Budget | None) -> None:
-    try:
-        check_budget(ledger.groups(), budget)
-    except BudgetExceededError as refusal:
-        raise BudgetExceededError(str(refusal).replace("worst row", "worst user")) from None

@@ -144,9 +144,15 @@ def test_the_certificate_says_what_the_worst_user_pays(cap, claim):
 
 
 def test_each_user_pays_for_its_own_labels():
-    question = UserResponse(1.2, 2, GROUPED)
-    paid = {(c.event.epsilon, c.times, tuple(c.users)) for c in question.charges(GROUPED)}
-    assert paid == {(label_epsilon(1.2, 3), 3, (0,)), (label_epsilon(1.2, 2), 2, (1,)), (1.2, 1, (2,))}
+    def paid(question):
+        return {(c.event.epsilon, c.times, tuple(c.users)) for c in question.charges(GROUPED)}
+
+    assert paid(UserResponse(1.2, 2, GROUPED, cap=4)) == {(0.3, 3, (0,)), (0.3, 2, (1,)), (0.3, 1, (2,))}
+    each = [label_epsilon(1.2, labels, 1e-5) for labels in (3, 2, 1)]
+    composed = {(each[0], 3, (0,)), (each[1], 2, (1,)), (each[2], 1, (2,))}
+    assert paid(UserResponse(1.2, 2, GROUPED, delta=1e-5)) == composed
+    (whole,) = UserResponse(1.2, 2, GROUPED).charges(GROUPED)
+    assert (whole.event, whole.times, whole.users) == (PureDP(1.2), 1, None)
 
 
 def test_with_a_delta_the_budget_holds_and_is_used():

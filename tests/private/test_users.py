@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from labeldp import Budget, BudgetExceededError, RandomizedResponse, SecureRandom
 from labeldp.accounting.certificate import parse, verify
 from labeldp.accounting.events import DiscreteGaussian, Gaussian, NonPrivate, PoissonGaussian, PureDP
+from labeldp.accounting.journal import Journal
+from labeldp.accounting.spending import JournalStore
+from labeldp.accounting.tally import Tally, TallyError
+from labeldp.private.user_responses import UserResponse
 from labeldp.private.user_rows import Users, cap_rows
 from labeldp.private.users import Charge, UserVault, group_charges
 from labeldp.private.vault import MechanismError
@@ -322,6 +326,46 @@ def test_a_forked_process_cannot_spend_behind_the_ledger():
             os._exit(1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def counted(tmp_path, name="looks", epsilon=1.0):
+    return Tally(tmp_path / f"{name}.tally", {"epsilon": epsilon})
+
+
+def test_a_lease_with_a_tally_outlives_the_process(tmp_path):
+    journal = Journal.open(tmp_path / "users.journal", Budget(9.0))
+    question = UserResponse(1.0, 3, Users(OWNERS))
+    for left, taken in ((3, 2), (1, 1), (0, 0)):
+        box = vault(store=JournalStore(journal))
+        with counted(tmp_path) as tally:
+            ask = box.lease(question, 3, tally=tally)
+            assert ask.remaining == left
+            for _ in range(taken):
+                ask()
+        assert box.certificate().epsilon == 3.0
+        assert journal.epsilon(0) == 3.0
+    box.release(RR, rows=[0, 2, 1])
+    assert journal.epsilon(0) == 4.5
+
+
+def test_a_tally_belongs_to_its_users(tmp_path):
+    with counted(tmp_path) as tally:
+        vault().lease(UserResponse(1.0, 3, Users(OWNERS)), 2, tally=tally)
+    others = UserVault(LABELS, range(8), 3)
+    with counted(tmp_path) as tally, pytest.raises(TallyError, match="users differs"):
+        others.lease(UserResponse(1.0, 3, others.users), 2, tally=tally)
+
+
+def test_a_tally_needs_one_cost_for_all(tmp_path):
+    box = vault()
+    with counted(tmp_path) as tally, pytest.raises(ValueError, match="costs users differently"):
+        box.lease(RR, 2, tally=tally)
+    assert box.certificate().epsilon == 0.0
+
+
+def test_batches_named_by_row_are_refused():
+    with pytest.raises(ValueError, match="does not charge row by row"):
+        vault().lease_batches([RR, RR], 1, [[0], [1]])
 
 
 def test_when_the_store_fails_nothing_is_charged_or_drawn():
