@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from labeldp.accounting.ledger import Budget, BudgetExceededError
     from labeldp.data.tables import PrivateTable, privatize, read_private
     from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
+    from labeldp.private.gradients import GradientSum, NormBound
     from labeldp.private.randomizers import BitFlip, LaplaceOneHot, PriorResponse, RandomizedResponse, TopKResponse
     from labeldp.private.randomness import SecureRandom
     from labeldp.private.vault import LabelVault
-    from labeldp.releases import NoisyCounts, NoisyLabels
+    from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels
 
 __version__ = metadata.version("labeldp")
 
@@ -25,12 +26,15 @@ __all__ = [
     "BudgetExceededError",
     "Certificate",
     "GaussianNoise",
+    "GradientSum",
     "GroupCounts",
     "LabelVault",
     "LaplaceNoise",
     "LaplaceOneHot",
     "NoisyCounts",
+    "NoisyGradient",
     "NoisyLabels",
+    "NormBound",
     "PriorResponse",
     "PrivateTable",
     "RandomizedResponse",
@@ -46,10 +50,11 @@ _HOMES = {
     "accounting.ledger": ("Budget", "BudgetExceededError"),
     "data.tables": ("PrivateTable", "privatize", "read_private"),
     "private.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
+    "private.gradients": ("GradientSum", "NormBound"),
     "private.randomizers": ("BitFlip", "LaplaceOneHot", "PriorResponse", "RandomizedResponse", "TopKResponse"),
     "private.randomness": ("SecureRandom",),
     "private.vault": ("LabelVault",),
-    "releases": ("NoisyCounts", "NoisyLabels"),
+    "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.integer[Any]]
@@ -159,3 +162,16 @@ class NoisyCounts:
         total = kept.sum(axis=1, keepdims=True)
         uniform = np.full_like(kept, 1.0 / kept.shape[1])
         return np.divide(kept, total, out=uniform, where=total > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyGradient:
+    """A sum of bounded per-row gradients plus Gaussian noise, divided by the expected batch size.
+
+    `value` has one entry per trainable parameter, in the order of `model.parameters()`. `noise_std` is the standard
+    deviation of the noise on each entry of `value`. The batch, its size included, stays secret.
+    """
+
+    value: Tensor
+    noise_std: float
+    expected_batch: float

@@ -22,6 +22,8 @@ ALLOWED = {
 }
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
 WHO_MAY_BE_HEAVY = {"accounting": set(), "releases": set(), "private": set(), "data": {"pyarrow"}}
+# Gradients need torch; every other mechanism works without it.
+HEAVY_FILES = {"private/gradients.py": {"torch"}}
 
 
 def room(path):
@@ -29,8 +31,16 @@ def room(path):
     return parts[0]
 
 
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def without_type_hints(tree):
+    """The same, less what only a type checker reads."""
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
+    return tree
+
+
+def imported(path, read=lambda tree: tree):
+    for node in ast.walk(read(ast.parse(path.read_text()))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -53,8 +63,9 @@ def test_rooms_import_only_what_they_may(path):
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_the_audit_perimeter_stays_light(path):
     if room(path) in WHO_MAY_BE_HEAVY:
-        heavy = {name.split(".")[0] for name in imported(path)} & HEAVY
-        assert heavy <= WHO_MAY_BE_HEAVY[room(path)]
+        heavy = {name.split(".")[0] for name in imported(path, without_type_hints)} & HEAVY
+        excused = HEAVY_FILES.get(path.relative_to(PACKAGE).as_posix(), set())
+        assert heavy <= WHO_MAY_BE_HEAVY[room(path)] | excused
 
 
 def test_importing_the_library_loads_nothing_heavy():
@@ -66,9 +77,10 @@ def test_importing_the_library_loads_nothing_heavy():
 def test_the_exported_names_are_these():
     assert sorted(labeldp.__all__) == labeldp.__all__
     assert set(labeldp.__all__) == {
-        "BitFlip", "Budget", "BudgetExceededError", "Certificate", "GaussianNoise", "GroupCounts", "LabelVault",
-        "LaplaceNoise", "LaplaceOneHot", "NoisyCounts", "NoisyLabels", "PriorResponse", "PrivateTable",
-        "RandomizedResponse", "SecureRandom", "TopKResponse", "__version__", "privatize", "read_private",
+        "BitFlip", "Budget", "BudgetExceededError", "Certificate", "GaussianNoise", "GradientSum",
+        "GroupCounts", "LabelVault", "LaplaceNoise", "LaplaceOneHot", "NoisyCounts", "NoisyGradient", "NoisyLabels",
+        "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom", "TopKResponse",
+        "__version__", "privatize", "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
         assert getattr(labeldp, name) is not None
