@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv
 
+from labeldp.accounting.ledger import Budget
 from labeldp.data import locate
+from labeldp.data import official as facts
 from labeldp.data.coding import Raw, coded
 from labeldp.data.locate import CorruptDataError, Official
-from labeldp.data.splits import Columns, IntArray
+from labeldp.data.splits import Benchmark, Columns, IntArray, refusing
+from labeldp.private.randomness import SecureRandom
+from labeldp.private.users import UserVault
 
 CATEGORICAL = ("campaign", *(f"cat{number}" for number in range(1, 10)))
 NUMERIC = ("cost",)
@@ -26,6 +31,45 @@ _TYPES = {
 }
 LabelledColumns = tuple[Columns, npt.NDArray[Any]]
 Table = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UserBenchmark(Benchmark[Columns]):
+    """A table whose training labels are sealed by user: the vault protects all labels of one of them together."""
+
+    vault: UserVault
+
+
+@refusing
+def attribution_by_user(
+    root: Path | str | None = None,
+    *,
+    train_users: int = 200_000,
+    test_users: int = 50_000,
+    rng: SecureRandom | None = None,
+    budget: Budget | None = None,
+    official: Official = facts.CRITEO_ATTRIBUTION,
+) -> UserBenchmark:
+    """`benchmarks.criteo_attribution`, its training labels in a vault of users."""
+    parts = read_attribution(official, root, train_users=train_users, test_users=test_users)
+    return sealed_by_user(official.name, official.classes, *parts, rng=rng, budget=budget)
+
+
+def sealed_by_user(
+    name: str,
+    classes: tuple[str, ...],
+    train: LabelledColumns,
+    test: LabelledColumns,
+    *,
+    rng: SecureRandom | None,
+    budget: Budget | None,
+) -> UserBenchmark:
+    """Move the training labels into a vault of the table's users."""
+    features, labels = train
+    if features.users is None:
+        raise ValueError(f"{name} does not say whose each row is; give a table with users")
+    vault = UserVault(labels, features.users, len(classes), budget, rng=rng)
+    return UserBenchmark(name, features, vault, test[0], test[1].astype(np.int64), len(classes), classes)
 
 
 def read_attribution(

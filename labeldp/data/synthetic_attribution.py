@@ -1,0 +1,86 @@
+"""Made-up clicks in the shape of Criteo attribution, so that tests need no data set. Never report a number on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.accounting.ledger import Budget
+from labeldp.data.attribution import LabelledColumns, UserBenchmark, sealed_by_user
+from labeldp.data.coding import Raw, coded
+from labeldp.data.splits import IntArray
+from labeldp.private.randomness import SecureRandom
+
+NAME = "synthetic stand-in for Criteo attribution (tests only)"
+CLASSES = ("not credited", "credited")
+# How many values campaign and cat1 … cat9 take here: fewer than in the real table, and as unequal.
+CARDINALITIES = (60, 9, 30, 120, 20, 40, 25, 400, 11, 25)
+_SHARE = 0.12
+_STRENGTH = 0.7
+
+
+def synthetic_attribution_stand_in(
+    train_users: int,
+    test_users: int,
+    seed: int = 0,
+    *,
+    rng: SecureRandom | None = None,
+    budget: Budget | None = None,
+) -> UserBenchmark:
+    """Clicks of made-up users: a cost and ten categorical columns each, most users with few clicks and some with many.
+
+    The label follows a logistic law of the columns, so there is something to learn, and it is true of nothing. `seed`
+    makes clicks and labels, so whoever knows it knows the labels; `rng` is the vault's noise.
+
+    >>> made_up = synthetic_attribution_stand_in(100, 20)
+    >>> made_up.vault
+    UserVault(213 labels of 100 users, num_classes=2, budget=None)
+    """
+    for argument, value in {"train_users": train_users, "test_users": test_users}.items():
+        if value < 1:
+            raise ValueError(f"{argument}={value} must be at least 1")
+    chance = np.random.default_rng(seed)
+    weights = [chance.normal(0, _STRENGTH, size) for size in CARDINALITIES]
+    users = _clicks(chance, train_users + test_users)
+    numeric, categorical = _features(chance, len(users))
+    labels = _labels(chance, numeric, categorical, weights)
+    train = users < train_users
+    parts = _parts((numeric, categorical), users, labels, train)
+    return sealed_by_user(NAME, CLASSES, *parts, rng=rng, budget=budget)
+
+
+def _clicks(chance: np.random.Generator, num_users: int) -> IntArray:
+    """The user of every click, mixed: a geometric number of clicks each, with a mean that differs by user."""
+    clicks = chance.geometric(1 / (1 + chance.exponential(1.0, num_users)))
+    users = np.repeat(np.arange(num_users), clicks)
+    return users[chance.permutation(len(users))]
+
+
+def _features(chance: np.random.Generator, num_rows: int) -> Raw:
+    cost = chance.lognormal(-8.0, 1.0, (num_rows, 1))
+    # Few values are common and most are rare.
+    columns = [(size * chance.random(num_rows) ** 2.5).astype(np.int64) for size in CARDINALITIES]
+    return cost, np.stack(columns, axis=1)
+
+
+def _labels(
+    chance: np.random.Generator,
+    numeric: npt.NDArray[Any],
+    categorical: npt.NDArray[Any],
+    weights: list[npt.NDArray[np.float64]],
+) -> npt.NDArray[np.uint8]:
+    score = sum((weight[categorical[:, column]] for column, weight in enumerate(weights)), np.log(numeric[:, 0]) + 8.0)
+    threshold = np.quantile(score + chance.logistic(size=len(score)), 1 - _SHARE)
+    return (score + chance.logistic(size=len(score)) > threshold).astype(np.uint8)
+
+
+def _parts(
+    features: Raw, users: IntArray, labels: npt.NDArray[np.uint8], train: npt.NDArray[np.bool_]
+) -> tuple[LabelledColumns, LabelledColumns]:
+    numeric, categorical = features
+    first, second = coded(
+        (numeric[train], categorical[train]), (numeric[~train], categorical[~train]), (users[train], users[~train])
+    )
+    return (first, labels[train]), (second, labels[~train])
