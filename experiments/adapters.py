@@ -1,0 +1,173 @@
+"""From settings to a trained model: one adapter per family of recipes.
+
+A new recipe is one entry in `FAMILIES`. Settings that no code reads are refused: a line of results must not claim
+a setting that had no effect.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.settings import Run
+from labeldp.learning import augment, schedules
+from labeldp.learning.fit import Report, accuracy, adam, fit, sgd
+from labeldp.models import zoo
+from labeldp.private.vault import LabelVault
+from labeldp.recipes import alibi, debiased, forward, lp_mst, rr
+
+MODELS: dict[str, Callable[[int, int], nn.Module]] = {
+    "small_inception": zoo.small_inception,
+    "mnist_cnn": zoo.mnist_cnn,
+    "cifar_cnn": lambda num_classes, _channels: zoo.cifar_cnn(num_classes),
+    "resnet18_v2": zoo.resnet18_v2,
+    "wide_resnet": lambda num_classes, channels: zoo.wide_resnet(num_classes, channels=channels),
+    "vgg16": zoo.vgg16,
+}
+AUGMENTS = {
+    "crop": augment.random_crop(4),
+    "small crop": augment.random_crop(2),
+    "flip": augment.random_flip(),
+    "cutout": augment.cutout(8),
+}
+LEARNS = {
+    "hard_answers": lp_mst.hard_answers,
+    "likelihood": lp_mst.likelihood,
+    "posterior_of_model": lp_mst.posterior_of_model,
+}
+OPTIMIZERS = {"sgd": sgd, "adam": adam}
+SCHEDULES = {
+    "linear": schedules.linear,
+    "piecewise": schedules.piecewise,
+    "one_cycle": schedules.one_cycle,
+    "cosine": schedules.cosine,
+}
+METRICS: dict[str, Callable[[nn.Module, Tensor, Any], float]] = {
+    "accuracy": lambda model, images, labels: 100 * accuracy(model, images, labels),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What an adapter gets for one run: everything on its device, the labels in a vault of their own."""
+
+    model: nn.Module
+    inputs: Tensor
+    vault: LabelVault
+    epsilon: float
+    seed: int
+    settings: Mapping[str, Any]
+    report: Report | None = None
+
+
+Adapter = Callable[[Training], nn.Module]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a recipe is called, and the settings it must and may have besides those of every run."""
+
+    train: Adapter
+    needs: frozenset[str]
+    may_have: frozenset[str]
+
+
+def one_look(recipe: Callable[..., nn.Module]) -> Adapter:
+    """Recipes that ask every label once and fit once."""
+
+    def train(job: Training) -> nn.Module:
+        return recipe(job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
+
+    return train
+
+
+def stages(job: Training) -> nn.Module:
+    """LP-MST: as many stages as there are shares."""
+    settings, fits = job.settings, _fits(job)
+    return lp_mst.train(
+        job.model, job.inputs, job.vault,
+        epsilon=job.epsilon, fit=fits if len(fits) > 1 else fits[0], seed=job.seed,
+        shares=settings["shares"], temperature=settings["temperature"],
+        learn=_named("learn", settings.get("learn", "hard_answers"), LEARNS),
+        keep_plausible=settings.get("keep_plausible", True),
+    )  # fmt: skip
+
+
+_EVERY_NEEDS = frozenset({"dataset", "model", "recipe", "epochs"})
+_EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick"})
+_FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "augment"})
+_FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled"})
+
+FAMILIES: dict[str, Family] = {
+    "rr": Family(one_look(rr.train), _FIT_NEEDS, _FIT_MAY_HAVE),
+    "debiased": Family(one_look(debiased.train), _FIT_NEEDS, _FIT_MAY_HAVE),
+    "forward": Family(one_look(forward.train), _FIT_NEEDS, _FIT_MAY_HAVE),
+    "alibi": Family(one_look(alibi.train), _FIT_NEEDS, _FIT_MAY_HAVE),
+    "lp_mst": Family(
+        stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}
+    ),
+}  # fmt: skip
+
+
+def check_settings(run: Run) -> None:
+    """Refuse what is missing, unknown or misspelt, before anything is trained."""
+    settings = run.settings
+    if settings.get("recipe") not in FAMILIES:
+        raise ValueError(f"{run.name}: recipe={settings.get('recipe')!r}; give one of {', '.join(FAMILIES)}")
+    _named("metric", run.metric, METRICS)
+    family = FAMILIES[settings["recipe"]]
+    absent = (_EVERY_NEEDS | family.needs) - set(settings)
+    if absent:
+        raise ValueError(f"{run.name}: settings missing: {', '.join(sorted(absent))}")
+    strange = set(settings) - _EVERY_NEEDS - family.needs - _EVERY_MAY_HAVE - family.may_have
+    if strange:
+        raise ValueError(f"{run.name}: settings that recipe {settings['recipe']!r} does not read: {sorted(strange)}")
+
+
+def train(run: Run, inputs: Tensor, vault: LabelVault, report: Report | None) -> nn.Module:
+    """The run's recipe with the run's settings, on a fresh model."""
+    check_settings(run)
+    made = model(run.settings, inputs, vault.num_classes, run.seed)
+    job = Training(made, inputs, vault, run.epsilon, run.seed, run.settings, report)
+    return FAMILIES[run.settings["recipe"]].train(job)
+
+
+def model(settings: Mapping[str, Any], images: Tensor, num_classes: int, seed: int) -> nn.Module:
+    """A fresh model for these images."""
+    torch.manual_seed(seed)
+    made = _named("model", settings["model"], MODELS)(num_classes, images.shape[1])
+    return made.to(images.device, memory_format=torch.channels_last)
+
+
+def _fits(job: Training) -> list[Any]:
+    """One bound `fit` for every value of mixup: one for all stages, or one per stage."""
+    settings = job.settings
+    mixups = settings.get("mixup", 0.0)
+    optimizer = _named("optimizer", settings["optimizer"], OPTIMIZERS)
+    return [
+        functools.partial(
+            fit,
+            epochs=settings["epochs"],
+            batch_size=settings["batch_size"],
+            optimizer=optimizer(settings["learning_rate"], weight_decay=settings["weight_decay"]),
+            schedule=_named("schedule", settings["schedule"], SCHEDULES)(),
+            augment=augment.compose(*(_named("augment", name, AUGMENTS) for name in settings["augment"])),
+            mixup=mixup,
+            average=settings.get("average", 0.0),
+            compiled=settings.get("compiled", False),
+            seed=job.seed,
+            report=job.report,
+        )
+        for mixup in (mixups if isinstance(mixups, list) else [mixups])
+    ]
+
+
+def _named(setting: str, name: str, known: Mapping[str, Any]) -> Any:
+    if name not in known:
+        raise ValueError(f"{setting}={name!r} is not known here; give one of {', '.join(known)}")
+    return known[name]
