@@ -88,7 +88,8 @@ def _one_sentence(out: Path) -> Generator[None]:
     except KeyboardInterrupt:
         raise ValueError(f"interrupted. {kept}") from None
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error}. Training needs PyTorch: pip install 'labeldp[torch]'") from None
+        needs = ". Training needs PyTorch: pip install 'labeldp[torch]'" if error.name == "torch" else ""
+        raise ValueError(f"{error}{needs}") from None
     except MissingDataError as error:
         raise ValueError(str(error)) from None
     except (ValueError, OSError):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import labeldp
-from experiments import records, tables
+from experiments import adapters, records, tables
 from labeldp import cli
 from labeldp.data import synthetic
 
@@ -189,6 +189,31 @@ def test_interrupted_it_keeps_what_is_done_and_goes_on(folder, jobs, how):
     left = [run.epsilon for run in records.missing(tables.select(
         tables.tables()[TABLE].runs(seeds=1), (), ("endless",)), records.read(out))]  # fmt: skip
     assert left == [2.0]
+
+
+def test_an_unexpected_failure_quotes_nothing_and_keeps_what_is_done(folder, labeldp_here, monkeypatch):
+    def breaks(job):
+        raise RuntimeError("the label of row 7 is 3")
+
+    family = adapters.FAMILIES["lp_mst"]
+    monkeypatch.setitem(adapters.FAMILIES, "lp_mst", adapters.Family(breaks, family.needs, family.may_have))
+    code, said, told = labeldp_here("reproduce", TABLE, "--epsilon", "2", "--seeds", "1")
+    assert (code, said) == (2, "")
+    assert "unexpected RuntimeError" in told
+    assert "row 7" not in told
+    out = folder / "results" / "tiny.jsonl"
+    assert f"Finished runs are kept in {out}" in told
+    assert [line["method"] for line in records.read(out)] == ["lp-1st"]
+
+
+def test_without_pytorch_it_says_what_to_install(tmp_path):
+    code = "import sys; sys.modules['torch'] = None; from labeldp import cli; sys.exit(cli._run(sys.argv[1:]))"
+    arguments = ["reproduce", "ghazi2021-table1", "--quick", "--out", str(tmp_path / "out.jsonl")]
+    found = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert found.returncode == 2
+    assert "labeldp[torch]" in found.stderr
 
 
 # --- the checkout's own tables ------------------------------------------------------------------------------------
