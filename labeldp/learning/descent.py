@@ -36,7 +36,7 @@ def descend(
     optimizer: MakeOptimizer | None = None,
     schedule: Schedule | None = None,
     average: float = 0.0,
-    after: Callable[[], None] | None = None,
+    radius: float | None = None,
     kept: Kept | None = None,
     every: int = 0,
     report: Callable[[int], None] | None = None,
@@ -51,7 +51,7 @@ def descend(
         optimizer, schedule: the optimiser's own rate is the peak (plain SGD at 0.1 when None); the schedule
             multiplies it.
         average: decay of an exponential moving average of the weights, which is then returned; 0 is off.
-        after: called after every step, say to project the weights onto a ball.
+        radius: keep the weights within this distance of the first ones; None is no bound.
         kept: a folder to go on from after a kill; `gradient` must then keep what it returns there before it returns.
         every: steps between two reports; 0 reports at the end only.
         report: called with the number of steps done.
@@ -63,7 +63,8 @@ def descend(
     """
     if steps < 0:
         raise ValueError(f"steps={steps} is not a number of steps; give at least 0")
-    run = _Run(model, optimizer or sgd(0.1, momentum=0.0, weight_decay=0.0), schedule or constant(), steps, average)
+    optimizer = optimizer or sgd(0.1, momentum=0.0, weight_decay=0.0)
+    run = _Run(model, optimizer, schedule or constant(), steps, average, radius)
     start = run.restore(kept)
     for step in range(start, steps):
         # Not at the first: that is where the checkpoint is, and a new one would drop the gradients kept since.
@@ -72,8 +73,6 @@ def descend(
         found = gradient(step)
         if found is not None:
             run.step(found, step)
-        if after is not None:
-            after()
         if report is not None and every and (step + 1) % every == 0 and step + 1 < steps:
             report(step + 1)
     if kept is not None:
@@ -87,7 +86,13 @@ class _Run:
     """Model, optimiser and average of one descent."""
 
     def __init__(
-        self, model: nn.Module, optimizer: MakeOptimizer, schedule: Schedule, steps: int, average: float
+        self,
+        model: nn.Module,
+        optimizer: MakeOptimizer,
+        schedule: Schedule,
+        steps: int,
+        average: float,
+        radius: float | None,
     ) -> None:
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -98,6 +103,8 @@ class _Run:
         self.steps = steps
         self.decay = average
         self.average = [p.detach().clone() for p in self.parameters] if average else []
+        self.radius = radius
+        self.centre = [p.detach().clone() for p in self.parameters] if radius is not None else []
 
     def step(self, gradient: Tensor, step: int) -> None:
         if gradient.shape != (sum(self.sizes),):
@@ -109,9 +116,18 @@ class _Run:
             parameter.grad = part.view_as(parameter).to(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.radius is not None:
+            self._back_into_ball(self.radius)
         if self.average:
             present = [p.detach() for p in self.parameters]
             torch._foreach_lerp_(self.average, present, 1.0 - self.decay)  # pyright: ignore[reportPrivateImportUsage]
+
+    @torch.no_grad()
+    def _back_into_ball(self, radius: float) -> None:
+        away = [p - c for p, c in zip(self.parameters, self.centre, strict=True)]
+        norm = torch.sqrt(torch.stack([(part * part).sum() for part in away]).sum())
+        for parameter, centre, part in zip(self.parameters, self.centre, away, strict=True):
+            parameter.copy_(centre + part * (radius / norm.clamp_min(radius)))
 
     def finish(self) -> nn.Module:
         with torch.no_grad():
@@ -124,6 +140,7 @@ class _Run:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "average": self.average,
+            "centre": self.centre,
         }
 
     def restore(self, kept: Kept | None) -> int:
@@ -137,6 +154,6 @@ class _Run:
         step, state = found
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for mean, saved in zip(self.average, state["average"], strict=True):
-            mean.copy_(saved)
+        for own, saved in zip(self.average + self.centre, state["average"] + state["centre"], strict=True):
+            own.copy_(saved)
         return step

@@ -54,14 +54,25 @@ def test_the_steps_are_the_optimisers_own(optimizer):
 
 def test_the_average_is_the_moving_average_of_the_weights():
     model = network()
-    mean = flat(model)
-
-    def watch():
-        nonlocal mean
-        mean = 0.9 * mean + 0.1 * flat(model)
-
-    descend(model, lambda step: noise(step, size(model)), steps=25, average=0.9, after=watch)
+    mean = start = flat(model)
+    weights = start
+    for step in range(25):
+        weights = weights - 0.1 * noise(step, size(model))
+        mean = 0.9 * mean + 0.1 * weights
+    descend(model, lambda step: noise(step, size(model)), steps=25, average=0.9)
     torch.testing.assert_close(flat(model), mean)
+
+
+def test_the_weights_stay_in_their_ball():
+    model = network()
+    start = flat(model)
+    weights = start
+    for step in range(25):
+        weights = weights - 0.1 * noise(step, size(model))
+        weights = start + (weights - start) * min(1.0, 0.7 / float((weights - start).norm()))
+    descend(model, lambda step: noise(step, size(model)), steps=25, radius=0.7)
+    torch.testing.assert_close(flat(model), weights)
+    assert abs(float((flat(model) - start).norm()) - 0.7) < 0.1
 
 
 def test_a_lost_gradient_is_a_step_not_taken():
@@ -112,7 +123,7 @@ class StopHereError(Exception):
 @pytest.mark.parametrize("when", ["before", "drawn", "kept"])
 def test_a_run_cut_anywhere_goes_on_as_if_it_were_not(tmp_path, cut, when):
     """Cut before the look, after it was drawn but not kept (then it is lost), and after it was kept."""
-    settings = {"steps": 50, "optimizer": sgd(0.1), "schedule": cosine(), "average": 0.8}
+    settings = {"steps": 50, "optimizer": sgd(0.1), "schedule": cosine(), "average": 0.8, "radius": 1.5}
     asked = []
 
     def run(model, stop=None):
