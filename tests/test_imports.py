@@ -23,7 +23,7 @@ ALLOWED = {
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
 WHO_MAY_BE_HEAVY = {"accounting": set(), "releases": set(), "private": set(), "data": {"pyarrow"}}
 # Gradients need torch; every other mechanism works without it.
-HEAVY_FILES = {"private/gradients.py": {"torch"}}
+HEAVY_FILES = {"private/gradients.py": {"torch"}, "private/user_gradients.py": {"torch"}}
 
 
 def room(path):
