@@ -1,0 +1,242 @@
+"""Grouping rows by their public features: k-means and nearest neighbours. Never sees a label.
+
+Everything is chunks of matrix products, so memory stays bounded and a GPU stays busy. A seed decides the result: no
+sum depends on the order in which threads finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from labeldp.models.shared import checked_count
+
+# Distances held at once, in floats: 4 MB fit a CPU's cache, 1 GB keeps a GPU busy.
+_CPU_BLOCK, _GPU_BLOCK = 1 << 20, 1 << 28
+# Rows that neighbours are looked for among at once.
+_TILE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A partition of rows around centres.
+
+    Args:
+        centers: (k, d) float32; unit length when spherical.
+        members: (n,) the number of each row's cluster.
+        inertia: Σ_i |x_i − centre of its cluster|², of unit-length rows when spherical.
+        iterations: how many times the centres moved in the restart that was kept.
+        spherical: whether rows are compared by direction only.
+    """
+
+    centers: Tensor
+    members: Tensor
+    inertia: float
+    iterations: int
+    spherical: bool = False
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows per cluster, (k,). A cluster is empty only when there are fewer than k distinct rows."""
+        return torch.bincount(self.members, minlength=len(self.centers))
+
+    def assign(self, points: Tensor | np.ndarray) -> Tensor:
+        """The number of the nearest centre for each row, old or new, (n,)."""
+        return _Search(_checked(points, self.centers.device), self.spherical).nearest(self.centers)[0]
+
+
+def kmeans(
+    points: Tensor | np.ndarray,
+    k: int,
+    *,
+    restarts: int = 1,
+    iterations: int = 100,
+    tolerance: float = 1e-4,
+    spherical: bool = False,
+    seed: int = 0,
+) -> Clusters:
+    """min over centres of Σ_i min_c |x_i − c|², by Lloyd's steps (Lloyd 1982) from k-means++ seeds.
+
+    Seeds are drawn one by one with chance ∝ squared distance to those already drawn (Arthur and Vassilvitskii 2007),
+    among max(20·k, 16384) random rows. A centre that loses its last row moves to the row furthest from its own
+    centre, which never raises the objective. `spherical` scales rows and centres to unit length (Dhillon and Modha
+    2001), so that only directions count.
+
+    Args:
+        points: (n, d), on the device where the work is to be done.
+        restarts: independent starts, of which the one with the least inertia is returned.
+        iterations: at most this many moves of the centres.
+        tolerance: stop when a move lowers the inertia by less than this share of it; 0 goes on until nothing moves.
+
+    >>> found = kmeans(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), k=2)
+    >>> sorted(found.centers.flatten().tolist()), found.inertia
+    ([0.5, 10.5], 1.0)
+    """
+    points = _checked(points)
+    k, restarts = checked_count("k", k), checked_count("restarts", restarts)
+    if k > len(points):
+        raise ValueError(f"k={k} is more than the {len(points)} rows; give at most one cluster per row")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance={tolerance} is not a share of the inertia; give a number of at least 0")
+    search = _Search(points, spherical)
+    generator = Generator(points.device).manual_seed(seed)
+    starts = (_seeds(search, k, generator) for _ in range(restarts))
+    found = (_lloyd(search, start, checked_count("iterations", iterations), tolerance) for start in starts)
+    return min(found, key=lambda clusters: clusters.inertia)
+
+
+def nearest_neighbours(
+    points: Tensor | np.ndarray, k: int, *, queries: Tensor | np.ndarray | None = None, cosine: bool = False
+) -> Tensor:
+    """The k nearest rows of `points`, nearest first, for each query, (m, k); by brute force in chunks.
+
+    Without `queries`, those of each row among the others: a row is not its own neighbour. `cosine` compares
+    directions only. Distances are float32, so rows closer together than rounding come in any order.
+
+    >>> nearest_neighbours(torch.tensor([[0.0], [1.0], [3.0]]), k=1).flatten().tolist()
+    [1, 0, 1]
+    """
+    points = _checked(points)
+    itself = queries is None
+    asked = points if queries is None else _checked(queries, points.device)
+    k, most = checked_count("k", k), len(points) - itself
+    if k > most:
+        raise ValueError(f"k={k} is more than the {most} rows there are to choose from; ask for fewer neighbours")
+    search = _Search(asked, cosine, of=points)
+    parts = [_neighbours(search, points, rows, k, start if itself else None) for start, rows in search.chunks(_TILE)]
+    return torch.cat(parts) if parts else torch.empty(0, k, dtype=torch.int64, device=points.device)
+
+
+def _neighbours(search: _Search, points: Tensor, rows: Tensor, k: int, start: int | None) -> Tensor:
+    """The nearest k of `points` for a chunk of rows; the rows are numbers `start`, … of `points`, or are not in it."""
+    best = torch.full((len(rows), k), torch.inf, device=rows.device)
+    which = torch.zeros(len(rows), k, dtype=torch.int64, device=rows.device)
+    for first in range(0, len(points), _TILE):
+        tile = search.shifted(points[first : first + _TILE])
+        distances = torch.addmm(tile.square().sum(dim=1), rows, tile.T, alpha=-2.0)
+        if start is not None:
+            _exclude(distances, start - first)
+        near, numbers = distances.topk(min(k, len(tile)), largest=False)
+        best, order = torch.cat((best, near), dim=1).topk(k, largest=False)
+        which = torch.cat((which, numbers + first), dim=1).gather(1, order)
+    return which
+
+
+def _exclude(distances: Tensor, offset: int) -> None:
+    """Put row i out of its own reach, which is column i + offset where there is such a column."""
+    low, high = max(0, -offset), min(len(distances), distances.shape[1] - offset)
+    if low < high:
+        rows = torch.arange(low, high, device=distances.device)
+        distances[rows, rows + offset] = torch.inf
+
+
+class _Search:
+    """Rows, compared with centres a chunk at a time.
+
+    Rows are shifted by their mean: distances do not change, but |x|² − 2x·c + |c|² loses no digits to a common offset.
+    """
+
+    def __init__(self, points: Tensor, spherical: bool, of: Tensor | None = None) -> None:
+        self.points, self.spherical = points, spherical
+        base = points if of is None else of
+        # Summed in double, for 10⁸ float32 rows would lose digits.
+        mean = base.mean(dim=0, dtype=torch.float64).float() if len(base) else base.new_zeros(base.shape[1])
+        self.shift = torch.zeros_like(mean) if spherical else mean
+
+    def shifted(self, rows: Tensor) -> Tensor:
+        return _unit(rows) if self.spherical else rows - self.shift
+
+    def chunks(self, k: int) -> Iterator[tuple[int, Tensor]]:
+        block = _GPU_BLOCK if self.points.is_cuda else _CPU_BLOCK
+        size = max(1, block // max(k, self.points.shape[1]))
+        for start in range(0, len(self.points), size):
+            yield start, self.shifted(self.points[start : start + size])
+
+    def nearest(self, centers: Tensor) -> tuple[Tensor, Tensor]:
+        """Number of the nearest centre and squared distance to it, for all rows."""
+        return self.step(self.shifted(centers), sums=False)[:2]
+
+    def step(self, centers: Tensor, sums: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One pass over the rows: members, squared distances, and per centre the sum and number of its rows."""
+        k, device = len(centers), self.points.device
+        members = torch.empty(len(self.points), dtype=torch.int64, device=device)
+        distances = torch.empty(len(self.points), device=device)
+        total = torch.zeros(k, self.points.shape[1], dtype=torch.float64, device=device)
+        lengths = centers.square().sum(dim=1)
+        for start, rows in self.chunks(k):
+            least, nearest = torch.addmm(lengths, rows, centers.T, alpha=-2.0).min(dim=1)
+            members[start : start + len(rows)] = nearest
+            distances[start : start + len(rows)] = (least + rows.square().sum(dim=1)).clamp_(min=0)
+            if sums:
+                total += _sums(rows, nearest, k)
+        # Not bincount: on a GPU it waits for the largest number. Whole numbers add up in any order.
+        counts = torch.zeros(k, dtype=torch.int64, device=device)
+        counts.index_add_(0, members, torch.ones_like(members))
+        return members, distances, total, counts
+
+
+def _sums(rows: Tensor, nearest: Tensor, k: int) -> Tensor:
+    """Σ of the rows of each cluster. On a GPU as a matrix product: atomic additions come in another order each time."""
+    if not rows.is_cuda:
+        return torch.zeros(k, rows.shape[1]).index_add_(0, nearest, rows)
+    onehot = torch.zeros(len(rows), k, device=rows.device).scatter_(1, nearest[:, None], 1.0)
+    return onehot.T @ rows
+
+
+def _lloyd(search: _Search, centers: Tensor, iterations: int, tolerance: float) -> Clusters:
+    before, moves = float("inf"), 0
+    while True:
+        members, distances, total, counts = search.step(centers)
+        inertia = distances.sum(dtype=torch.float64).item()  # one wait per pass over all rows, to know when to stop
+        if moves == iterations or inertia == 0 or before - inertia <= tolerance * inertia:
+            return Clusters(centers + search.shift, members, inertia, moves, search.spherical)
+        before, moves = inertia, moves + 1
+        centers = _moved(search, distances, total, counts)
+
+
+def _moved(search: _Search, distances: Tensor, total: Tensor, counts: Tensor) -> Tensor:
+    """Each centre to the mean of its rows; those without any to the rows furthest from their own centres."""
+    means = (total / counts.clamp(min=1)[:, None]).float()
+    empty = counts == 0
+    furthest = distances.topk(min(len(counts), len(distances))).indices
+    # The first empty centre takes the furthest row, the second the next: no need to ask the device which are empty.
+    turn = (empty.cumsum(0) - 1).clamp(min=0)
+    repaired = torch.where(empty[:, None], search.shifted(search.points[furthest[turn]]), means)
+    return _unit(repaired) if search.spherical else repaired
+
+
+def _seeds(search: _Search, k: int, generator: Generator) -> Tensor:
+    """k-means++ on a random sample of the rows."""
+    count, device = len(search.points), search.points.device
+    sample = min(count, max(20 * k, 16384))
+    chosen = torch.randperm(count, device=device, generator=generator)[:sample]
+    rows = search.shifted(search.points[chosen])
+    lengths, distances = rows.square().sum(dim=1), torch.full((sample,), torch.inf, device=device)
+    picked = torch.zeros(k, dtype=torch.int64, device=device)  # the sample is in random order: its first row will do
+    for j in range(k):
+        if j > 0:
+            # argmax D/E with E exponential draws a row with chance ∝ D, without waiting for the device.
+            clocks = torch.empty(sample, device=device).exponential_(generator=generator)
+            picked[j] = (distances / clocks).argmax()
+        center = rows[picked[j : j + 1]].squeeze(0)
+        apart = torch.addmv(lengths + center.dot(center), rows, center, alpha=-2.0).clamp_(min=0)
+        distances = torch.minimum(distances, apart)
+    return rows[picked]
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=1, keepdim=True).clamp_(min=1e-12)
+
+
+def _checked(points: Any, device: torch.device | None = None) -> Tensor:
+    tensor = torch.as_tensor(points, device=device)
+    if tensor.ndim != 2 or tensor.shape[1] == 0:
+        raise ValueError(f"points has shape {tuple(tensor.shape)}; give rows of features (n, d)")
+    if not bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
+        raise ValueError("points has values that are not finite; fill in or drop missing features")
+    return tensor.float()
