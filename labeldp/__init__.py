@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labeldp.accounting.ledger import Budget, BudgetExceededError
     from labeldp.data.tables import PrivateTable, privatize, read_private
     from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
-    from labeldp.private.gradients import GradientSum, NormBound
+    from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
     from labeldp.private.randomizers import BitFlip, LaplaceOneHot, PriorResponse, RandomizedResponse, TopKResponse
     from labeldp.private.randomness import SecureRandom
     from labeldp.private.vault import LabelVault
@@ -25,6 +25,7 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "Certificate",
+    "DiameterBound",
     "GaussianNoise",
     "GradientSum",
     "GroupCounts",
@@ -50,7 +51,7 @@ _HOMES = {
     "accounting.ledger": ("Budget", "BudgetExceededError"),
     "data.tables": ("PrivateTable", "privatize", "read_private"),
     "private.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
-    "private.gradients": ("GradientSum", "NormBound"),
+    "private.gradients": ("DiameterBound", "GradientSum", "NormBound"),
     "private.randomizers": ("BitFlip", "LaplaceOneHot", "PriorResponse", "RandomizedResponse", "TopKResponse"),
     "private.randomness": ("SecureRandom",),
     "private.vault": ("LabelVault",),

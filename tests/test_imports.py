@@ -23,7 +23,7 @@ ALLOWED = {
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
 WHO_MAY_BE_HEAVY = {"accounting": set(), "releases": set(), "private": set(), "data": {"pyarrow"}}
 # Gradients need torch; every other mechanism works without it.
-HEAVY_FILES = {"private/gradients.py": {"torch"}, "private/user_gradients.py": {"torch"}}
+HEAVY_FILES = {f"private/{name}.py": {"torch"} for name in ("bounds", "gradients", "user_gradients")}
 
 
 def room(path):
@@ -77,7 +77,7 @@ def test_importing_the_library_loads_nothing_heavy():
 def test_the_exported_names_are_these():
     assert sorted(labeldp.__all__) == labeldp.__all__
     assert set(labeldp.__all__) == {
-        "BitFlip", "Budget", "BudgetExceededError", "Certificate", "GaussianNoise", "GradientSum",
+        "BitFlip", "Budget", "BudgetExceededError", "Certificate", "DiameterBound", "GaussianNoise", "GradientSum",
         "GroupCounts", "LabelVault", "LaplaceNoise", "LaplaceOneHot", "NoisyCounts", "NoisyGradient", "NoisyLabels",
         "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom", "TopKResponse",
         "__version__", "privatize", "read_private",

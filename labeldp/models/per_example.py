@@ -1,8 +1,7 @@
-"""Per-example gradients: their table, and the sum of the clipped ones without it.
+"""Per-example gradients: their table, and sums of bounded ones that never hold it.
 
-Each row is run through the model as a batch of its own (`torch.func.vmap`), so no row's gradient can depend on which
-other rows were in the batch. Parameters are the trainable ones, in the order of `model.parameters()`, flattened into
-one vector (P,).
+Parameters are the trainable ones, in the order of `model.parameters()`, flattened into one vector (P,). No row's
+gradient depends on which other rows are in the batch (see `layer_gradients`).
 """
 
 from __future__ import annotations
@@ -12,28 +11,47 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap  # pyright: ignore[reportPrivateImportUsage]
-from torch.nn.functional import cross_entropy as _cross_entropy
 from torch.nn.modules.instancenorm import _InstanceNorm
+
+from labeldp.models.layer_gradients import (
+    DIRECT,
+    Columns,
+    Loss,
+    Parameters,
+    Piece,
+    cross_entropy,
+    full_precision,
+    pieces,
+    table,
+)
+from labeldp.models.layer_plans import own_generator, plan_for, rows_at_once
+from labeldp.models.layer_terms import Table, norms
+
+__all__ = [
+    "Inputs",
+    "Loss",
+    "bounded_sum",
+    "clip_factors",
+    "clipped_sum",
+    "cross_entropy",
+    "empty_total",
+    "gradients",
+    "load_parameter_vector",
+    "own_generator",
+    "parameter_vector",
+    "refuse_batch_norm",
+]
 
 # One tensor, or one per argument of the model; the first dimension counts rows.
 Inputs = Tensor | tuple[Tensor, ...]
-# (logits (b, K), labels (b,)) → one loss per row, (b,).
-Loss = Callable[[Tensor, Tensor], Tensor]
-Parameters = dict[str, Tensor]
-
-cross_entropy: Loss = partial(_cross_entropy, reduction="none")
+# Inner products (b, k, k) and sizes (b, k) of each row's candidate gradients → what to multiply each by, (b, k).
+Factors = Callable[[Tensor, Tensor], Tensor]
 
 _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
-# Clipping aims this much lower than asked, so that rounding in norm and product cannot lift a row above it.
-ROUNDING = 2.0**-12
-# Rows whose gradients are in memory at once: what a cache likes, and what a device needs to be busy.
-_CPU_ROWS, _DEVICE_ROWS, _TABLE_BYTES = 64, 1024, 1 << 30
-
-
-def trainable(model: nn.Module) -> Parameters:
-    """The trainable parameters by name, detached; they share memory with the model."""
-    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+# A norm may be this much larger than computed: twice what summation in pieces can lose (see `layer_terms`).
+ROUNDING = 2.0**-11
+# The table of group sums that is in memory at once, in bytes.
+_GROUP_BYTES = 1 << 29
 
 
 def parameter_vector(model: nn.Module) -> Tensor:
@@ -42,7 +60,7 @@ def parameter_vector(model: nn.Module) -> Tensor:
     >>> parameter_vector(nn.Linear(2, 3)).shape
     torch.Size([9])
     """
-    values = list(trainable(model).values())
+    values = list(_trainable(model).values())
     return torch.cat([value.reshape(-1) for value in values]) if values else torch.zeros(0)
 
 
@@ -74,18 +92,18 @@ def refuse_batch_norm(model: nn.Module) -> None:
 
 
 def gradients(model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Every row's gradient of the loss, (b, P).
+    """Every row's gradient of the loss, (b, P), in float32 or wider.
 
     >>> model = nn.Linear(1, 2, bias=False)
     >>> gradients(model, lambda logits, labels: logits[:, 0], torch.tensor([[3.0], [5.0]]), torch.tensor([0, 1]))
     tensor([[3., 0.],
             [5., 0.]])
     """
-    refuse_batch_norm(model)
-    tables = [
-        torch.cat([part.flatten(1) for part in parts], dim=1) for parts in _parts(model, loss, inputs, labels, chunk)
-    ]
-    return torch.cat(tables) if tables else parameter_vector(model).new_zeros(0, len(parameter_vector(model)))
+    found = [empty_total(model).new_zeros(0, len(parameter_vector(model)))]
+    for _, part in _chunks(model, loss, inputs, labels[:, None], chunk):
+        with full_precision():
+            found.append(table(part, _trainable(model))[:, 0])
+    return torch.cat(found)
 
 
 def clipped_sum(
@@ -104,20 +122,75 @@ def clipped_sum(
     With `groups` (a number 0 … num_groups − 1 per row, say of a user) the gradients of a group are added up first and
     the sum of each group is clipped. A row or group whose gradient is not finite counts as zero: it keeps the bound,
     and no error tells that it happened.
+
+    >>> model = nn.Linear(1, 2, bias=False)
+    >>> two = torch.tensor([[3.0], [0.25]]), torch.tensor([0, 1])
+    >>> clipped_sum(model, lambda logits, labels: logits[:, 0], *two, clip=1.0).round(decimals=2)
+    tensor([1.2500, 0.0000])
     """
-    refuse_batch_norm(model)
-    total = torch.zeros_like(parameter_vector(model), dtype=torch.float32)
     if groups is not None:
-        return total + _clipped_groups(model, loss, inputs, labels, clip, groups, num_groups or 0, chunk)
-    for parts in _parts(model, loss, inputs, labels, chunk):
-        total += _weighted(parts, clip_factors(_norms(parts), clip))
+        return _clipped_groups(model, loss, inputs, labels, clip, groups, num_groups or 0, chunk)
+    return bounded_sum(model, loss, inputs, labels, partial(_row_factors, clip), chunk=chunk)
+
+
+def bounded_sum(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Inputs,
+    labels: Tensor,
+    factors: Factors,
+    *,
+    num_classes: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Σ_i f_i g_i over the rows, (P,), the factors f_i being a function of inner products.
+
+    Without `num_classes` each row has one candidate, its own label: `factors` sees its squared norm, (b, 1, 1). With it
+    the candidates are the gradients under each of the labels 0 … num_classes − 1; `factors` sees their inner products,
+    and of its answers that of the row's label is used.
+    """
+    every = (
+        labels[:, None]
+        if num_classes is None
+        else torch.arange(num_classes, device=labels.device).expand(len(labels), num_classes)
+    )
+    choice = torch.zeros_like(labels) if num_classes is None else labels
+    total = empty_total(model)
+    for rows, found in _chunks(model, loss, inputs, every, chunk):
+        total += _bounded(found, factors, choice[rows], model)
+    # A gradient that is not finite has the factor zero, but zero times infinity is not a number. Rare, and found by
+    # one look at the sum (the only wait for the device); then everything is done again with such entries removed.
+    if not bool(total.isfinite().all()):
+        total = empty_total(model)
+        for rows, found in _chunks(model, loss, inputs, every, chunk, direct=True):
+            total += _bounded(found, factors, choice[rows], model, clean=True)
     return total
 
 
-def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """min(1, clip / norm), a little below; 0 where the norm is not finite."""
-    factors = (clip * (1 - ROUNDING) / norms).clamp(max=1.0)
-    return torch.where(norms.isfinite(), factors, 0.0)
+def _bounded(found: list[Piece], factors: Factors, choice: Tensor, model: nn.Module, clean: bool = False) -> Tensor:
+    with full_precision():
+        gram = torch.stack([piece.term.gram() for piece in found]).sum(0)
+        sizes = torch.stack([piece.term.sizes() for piece in found]).square().sum(0).sqrt()
+        scale = factors(gram, sizes).gather(1, choice[:, None])[:, 0]
+        sums: Parameters = {}
+        for piece in found:
+            term = piece.term if gram.shape[1] == 1 else piece.term.pick(choice)
+            term = Table(term.table().nan_to_num(0.0, 0.0, 0.0)) if clean else term
+            sums[piece.name] = piece.arranged(term.weighted(scale))
+        return torch.cat([sums[name] for name in _trainable(model)])
+
+
+def _row_factors(clip: float, gram: Tensor, sizes: Tensor) -> Tensor:
+    return clip_factors(gram[:, :, 0].sqrt(), clip, sizes)
+
+
+def clip_factors(norms: Tensor, clip: float, sizes: Tensor | None = None) -> Tensor:
+    """min(1, clip / norm), a little below, so that rounding cannot lift a row above; 0 where the norm is not finite.
+
+    `sizes` are the numbers beside which rounding is small, where they are larger than the norms.
+    """
+    upper = norms + ROUNDING * (norms if sizes is None else sizes)
+    return torch.where(upper.isfinite(), (clip / upper).clamp(max=1.0), 0.0)
 
 
 def _clipped_groups(
@@ -130,41 +203,59 @@ def _clipped_groups(
     num_groups: int,
     chunk: int | None,
 ) -> Tensor:
-    sums = parameter_vector(model).new_zeros(num_groups, len(parameter_vector(model)))
-    start = 0
-    for parts in _parts(model, loss, inputs, labels, chunk):
-        table = torch.cat([part.flatten(1) for part in parts], dim=1)
-        sums.index_add_(0, groups[start : start + len(table)], table)
-        start += len(table)
-    return _weighted([sums], clip_factors(_norms([sums]), clip))
+    """As many groups at once as memory allows."""
+    total = empty_total(model)
+    step = max(1, _GROUP_BYTES // (4 * max(1, len(total))))
+    for start in range(0, num_groups, step):
+        count = min(step, num_groups - start)
+        rows, own = slice(None), groups
+        if count < num_groups:
+            rows = ((groups >= start) & (groups < start + count)).nonzero()[:, 0]
+            own = groups[rows] - start
+        some = tuple(column[rows] for column in _columns(inputs))
+        sums = total.new_zeros(count, len(total))
+        for part, found in _chunks(model, loss, some, labels[rows][:, None], chunk):
+            with full_precision():
+                sums.index_add_(0, own[part], table(found, _trainable(model))[:, 0])
+        factors = clip_factors(norms(sums), clip)
+        total += (sums.nan_to_num_(0.0, 0.0, 0.0) * factors.to(sums.dtype)[:, None]).sum(0)
+    return total
 
 
-def _parts(model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, chunk: int | None) -> Iterator[list[Tensor]]:
-    """Per-example gradients of consecutive rows, one tensor (rows, …) per parameter."""
-    parameters = trainable(model)
-    each = vmap(grad(partial(_one_loss, model, loss)), in_dims=(None, 0, 0), randomness="different")
-    columns = inputs if isinstance(inputs, tuple) else (inputs,)
-    step = chunk or _rows_at_once(parameters)
+def _chunks(
+    model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, chunk: int | None, direct: bool = False
+) -> Iterator[tuple[slice, list[Piece]]]:
+    """The gradients of consecutive rows under the labels (b, k), as terms, with the rows they belong to."""
+    refuse_batch_norm(model)
+    parameters, columns = _trainable(model), _columns(inputs)
+    if len(labels) == 0 or not parameters:
+        return
+    plan = DIRECT if direct else plan_for(model, loss, columns, parameters)
+    step = chunk or rows_at_once(plan, parameters, labels.shape[1])
     for start in range(0, len(labels), step):
-        part = slice(start, start + step)
-        yield list(each(parameters, tuple(column[part] for column in columns), labels[part]).values())
+        rows = slice(start, start + step)
+        yield rows, pieces(plan, model, loss, _laid_out(columns, rows), labels[rows], parameters)
 
 
-def _one_loss(model: nn.Module, loss: Loss, parameters: Parameters, row: tuple[Tensor, ...], label: Tensor) -> Tensor:
-    logits = functional_call(model, parameters, tuple(column.unsqueeze(0) for column in row))
-    return loss(logits.float(), label.unsqueeze(0)).sum()
+def _laid_out(columns: Columns, rows: slice) -> Columns:
+    """The rows, images with their channels last: on a processor convolution and pooling are faster so."""
+    return tuple(
+        column[rows].contiguous(memory_format=torch.channels_last)
+        if column.dim() == 4 and column.device.type == "cpu"
+        else column[rows]
+        for column in columns
+    )
 
 
-def _rows_at_once(parameters: Parameters) -> int:
-    size = max(1, sum(value.numel() for value in parameters.values()))
-    on_cpu = all(value.device.type == "cpu" for value in parameters.values())
-    return max(1, min(_CPU_ROWS if on_cpu else _DEVICE_ROWS, _TABLE_BYTES // (4 * size)))
+def empty_total(model: nn.Module) -> Tensor:
+    """Zeros (P,), in float32 or wider, where the parameters are."""
+    vector = parameter_vector(model)
+    return torch.zeros_like(vector, dtype=torch.promote_types(vector.dtype, torch.float32))
 
 
-def _norms(parts: list[Tensor]) -> Tensor:
-    return torch.stack([torch.linalg.vector_norm(part.flatten(1), dim=1) for part in parts]).norm(dim=0)
+def _trainable(model: nn.Module) -> Parameters:
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def _weighted(parts: list[Tensor], factors: Tensor) -> Tensor:
-    # A factor of zero does not remove a NaN; only where one is found is the table cleaned.
-    return torch.cat([(part.flatten(1).nan_to_num(0.0, 0.0, 0.0) * factors[:, None]).sum(0) for part in parts])
+def _columns(inputs: Inputs) -> Columns:
+    return inputs if isinstance(inputs, tuple) else (inputs,)

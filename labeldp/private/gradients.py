@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
@@ -15,57 +16,65 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.accounting.events import Event, Gaussian, PoissonGaussian
-from labeldp.models.per_example import Inputs, Loss, clipped_sum, cross_entropy, parameter_vector, refuse_batch_norm
+from labeldp.models.per_example import (
+    Inputs,
+    Loss,
+    bounded_sum,
+    cross_entropy,
+    empty_total,
+    own_generator,
+    parameter_vector,
+    refuse_batch_norm,
+)
+from labeldp.private.bounds import DiameterBound, NormBound
 from labeldp.private.mechanism import LabelArray
 from labeldp.private.randomness import SecureRandom
+from labeldp.private.shared import checked_classes, checked_integer, same_classes
 from labeldp.releases import NoisyGradient
 
-_SMALLEST_CLIP, _LARGEST_CLIP = 1e-10, 1e10
-
-
-@dataclass(frozen=True)
-class NormBound:
-    """Clip each row's gradient to norm C: g ↦ g · min(1, C/|g|) (Abadi et al. 2016). R = C, D = 2C.
-
-    Proof. |v| ≤ C by construction; two such vectors are at most 2C apart.
-
-    >>> NormBound(0.5).diameter
-    1.0
-    """
-
-    clip: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", _checked_length("clip", self.clip))
-
-    @property
-    def radius(self) -> float:
-        """Largest norm of a row's contribution, C."""
-        return self.clip
-
-    @property
-    def diameter(self) -> float:
-        """Furthest a contribution moves when its label is replaced, 2C."""
-        return 2 * self.clip
+__all__ = ["DiameterBound", "GradientSum", "NormBound", "isolated", "poisson_batch"]
 
 
 @dataclass(frozen=True, eq=False)
 class GradientSum:
     """(Σ_{i ∈ batch} v_i + N(0, s²I)) / (q·n), v_i the bounded gradient of row i at the model's current weights.
 
-    DP-SGD's step (Abadi et al. 2016) under label replacement. With `rate` q < 1 the vault draws the batch, each row
-    on its own with probability at most q, and shows it to nobody. With q = 1 all rows given take part: a batch that
-    the caller names is `vault.lease(GradientSum(model, inputs[batch], ...), times, rows=batch)`.
+    DP-SGD's step (Abadi et al. 2016) under the replacement of a label. With `rate` q < 1 the vault draws the batch,
+    each row on its own with probability at most q, and shows it to nobody. With q = 1 all rows given take part: a batch
+    that the caller names is `vault.lease(GradientSum(model, inputs[batch], ...), times, rows=batch)`, charged plainly.
 
-    `noise_std` s is per coordinate of the sum. `loss` maps (logits (b, K), labels (b,)) to losses (b,); it is called
-    with true labels and must keep nothing.
-    `chunk` (rows at once) and `precision` (say torch.bfloat16, of the forward pass) are about speed and cannot change
-    the guarantee.
+    Proof. Weights, features and dropout masks do not depend on the labels of this step, and every row's gradient is
+    computed from its own features and label alone. So replacing the label of row i changes v_i and nothing else; the
+    bound gives |v_i| ≤ R whatever the label and moves it by at most D. q = 1: a Gaussian sum moved by at most D. q < 1:
+    given all other rows' draws, the sum is shifted by v_i with probability at most q, by 0 otherwise, which is the pair
+    of laws of `PoissonGaussian(s, R, D, q)`. Neither the batch nor its size leaves this class: the divisor is q·n.
+    Weights read at later steps are functions of earlier releases, so steps compose adaptively.
+
+    Rounding. Factors are rounded down so that each v_i computed in float32 keeps its bound; sums of rows are float32
+    and may differ from the exact sum by parts in 10⁶ of the sum, which the event does not include. Noise is drawn and
+    added in float64.
+
+    Args:
+        model: its trainable weights are read at every draw. They must be public: made from earlier releases.
+        inputs: public features, one tensor or one per argument of the model, in the vault's order (of the rows asked).
+        bound: `NormBound(C)` or `DiameterBound(C, D)`.
+        noise_std: s, per coordinate of the sum (not of the mean).
+        rate: q, the probability that a row is in the batch; 1 takes all rows.
+        loss: (logits (b, K), labels (b,)) → (b,), one number per row. Called with true labels; it must keep nothing.
+        num_classes: labels a row may have; the number of logits when None.
+        chunk, precision: rows at once, and the type of the forward pass (torch.bfloat16, say). About speed, and cannot
+            change the guarantee.
+
+    >>> from labeldp import LabelVault
+    >>> vault = LabelVault([0, 1, 1, 0], num_classes=2)
+    >>> step = vault.lease(GradientSum(nn.Linear(3, 2), torch.ones(4, 3), NormBound(1.0), noise_std=4.0, rate=0.5), 10)
+    >>> step().value.shape, step.remaining, round(vault.certificate(1e-5).epsilon, 2)
+    (torch.Size([8]), 9, 3.31)
     """
 
     model: nn.Module = field(repr=False)
     inputs: Inputs = field(repr=False)
-    bound: NormBound
+    bound: NormBound | DiameterBound
     noise_std: float
     rate: float = 1.0
     loss: Loss = field(default=cross_entropy, repr=False)
@@ -73,58 +82,92 @@ class GradientSum:
     chunk: int | None = None
     precision: torch.dtype | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("noise_std", "rate"):
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise ValueError(f"{name} is {value!r}; give a number")
+            object.__setattr__(self, name, float(value))
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate is {self.rate!r}; give a probability greater than 0 and at most 1")
+        if self.chunk is not None:
+            checked_integer("chunk", self.chunk, 1, 1 << 40)
+        if self.num_classes is not None:
+            checked_classes(self.num_classes)
+        self.event()
+
+    # -- mechanism ------------------------------------------------------------------------------------------
+
     def event(self) -> Event:
-        """What one step costs."""
+        """What one step costs: the bound's radius and diameter beside the noise, sampled at the rate."""
         if self.rate == 1.0:
             return Gaussian(self.noise_std, self.bound.diameter)
         return PoissonGaussian(self.noise_std, self.bound.radius, self.bound.diameter, self.rate)
 
     def fits(self, num_rows: int, num_classes: int) -> None:
-        """Raise ValueError unless there is a row of inputs for every label and every row has its own gradient."""
-        if num_rows == 0 or self.num_rows != num_rows:
-            raise ValueError(
-                f"inputs has {self.num_rows} rows, the data {num_rows}; give one row per label, at least 1"
-            )
-        refuse_batch_norm(self.model)
+        """Raise ValueError unless there is a row of inputs for every label, and the loss takes every label.
 
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are to draw from, n."""
-        return len(_columns(self.inputs)[0])
+        The model is tried on the first row, so that nothing that could fail has to fail with a label at hand.
+        """
+        rows = {len(column) for column in _columns(self.inputs)}
+        if num_rows == 0 or rows != {num_rows}:
+            raise ValueError(f"inputs has {sorted(rows)} rows, the data {num_rows}; give one row per label, at least 1")
+        refuse_batch_norm(self.model)
+        if len(parameter_vector(self.model)) == 0:
+            raise ValueError("model has no trainable parameters; set requires_grad on those to be learnt")
+        if self.num_classes is not None:
+            same_classes(self.num_classes, num_classes)
+        self._try_first_row(num_classes)
+
+    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyGradient:
+        """Draw the batch, add up its bounded gradients, add the noise, divide by the expected size."""
+        rows = poisson_batch(len(labels), self.rate, rng)
+        with isolated(self.model, self.precision, rng):
+            total = self._total(labels, rows)
+        noise = torch.as_tensor(rng.gaussian(total.numel(), self.noise_std)).to(total.device)
+        value = ((total.double() + noise) / self.expected_batch).to(total.dtype)
+        return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
 
     @property
     def expected_batch(self) -> float:
         """q·n: what the sum is divided by, whatever the batch."""
-        return self.rate * self.num_rows
+        return self.rate * len(_columns(self.inputs)[0])
 
-    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyGradient:
-        """Draw the batch, add up its bounded gradients, add the noise."""
-        rows = poisson_batch(self.num_rows, self.rate, rng)
-        with self._precision():
-            total = self._total(labels, rows)
-        noise = _tensor(rng.gaussian(total.numel(), self.noise_std)).to(total.device)
-        value = ((total.double() + noise) / self.expected_batch).to(torch.float32)
-        return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
+    # -- the sum --------------------------------------------------------------------------------------------
 
     def _total(self, labels: LabelArray, rows: npt.NDArray[np.intp] | None) -> Tensor:
-        device = parameter_vector(self.model).device
+        device = empty_total(self.model).device
         chosen = labels if rows is None else labels[rows]
-        answers = _tensor(chosen.astype(np.int64)).to(device)
+        truth = torch.as_tensor(chosen.astype(np.int64)).to(device)
         columns = _columns(self.inputs)
         if rows is not None:
-            index = _tensor(rows)
+            index = torch.as_tensor(rows)
             columns = tuple(column[index.to(column.device)] for column in columns)
         batch = tuple(column.to(device) for column in columns)
-        return clipped_sum(self.model, self.loss, batch, answers, clip=self.bound.clip, chunk=self.chunk)
+        candidates = self.bound.candidates(self.num_classes or self._logits().shape[1])
+        return bounded_sum(
+            self.model, self.loss, batch, truth, self.bound.factors, num_classes=candidates, chunk=self.chunk
+        )
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.precision is None:
-            return nullcontext()
-        return torch.autocast(parameter_vector(self.model).device.type, dtype=self.precision)
+    def _logits(self) -> Tensor:
+        """Of the first row, (1, K)."""
+        device = empty_total(self.model).device
+        with torch.no_grad():
+            return self.model(*(column[:1].to(device) for column in _columns(self.inputs)))
 
-
-def _tensor(array: npt.NDArray[Any]) -> Tensor:
-    return torch.as_tensor(array)
+    def _try_first_row(self, num_classes: int) -> None:
+        with isolated(self.model, self.precision, SecureRandom()):
+            logits = self._logits()
+            if logits.dim() != 2 or len(logits) != 1:
+                raise ValueError(f"model turns one row into {tuple(logits.shape)}; it must be (1, number of logits)")
+            if self.num_classes is None:
+                same_classes(logits.shape[1], num_classes)
+            every = torch.arange(num_classes, device=logits.device)
+            losses = self.loss(logits.float().expand(num_classes, -1), every)
+        if losses.shape != (num_classes,):
+            raise ValueError(
+                f"loss gives {tuple(losses.shape)} for {num_classes} rows; it must give one number per row"
+            )
 
 
 def poisson_batch(num_rows: int, rate: float, rng: SecureRandom) -> npt.NDArray[np.intp] | None:
@@ -135,11 +178,18 @@ def poisson_batch(num_rows: int, rate: float, rng: SecureRandom) -> npt.NDArray[
     return np.flatnonzero(rng.words(num_rows) < np.uint64(threshold))
 
 
+@contextmanager
+def isolated(model: nn.Module, precision: torch.dtype | None, rng: SecureRandom) -> Generator[None]:
+    """The forward pass's precision, and dropout masks from the vault's own stream.
+
+    Masks drawn from torch's generator would leave it in a state that tells the size of a secret batch to whoever draws
+    from it next.
+    """
+    device = empty_total(model).device
+    cast: Any = torch.autocast(device.type, dtype=precision, enabled=precision is not None)
+    with own_generator(int(rng.words(1)[0]) >> 1, device), cast:
+        yield
+
+
 def _columns(inputs: Inputs) -> tuple[Tensor, ...]:
     return inputs if isinstance(inputs, tuple) else (inputs,)
-
-
-def _checked_length(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not _SMALLEST_CLIP <= float(value) <= _LARGEST_CLIP:
-        raise ValueError(f"{name} is {value!r}; give a number from {_SMALLEST_CLIP:g} to {_LARGEST_CLIP:g}")
-    return float(value)
