@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from labeldp.data.tables import PrivateTable, privatize, read_private
     from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
     from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
+    from labeldp.private.moments import Moments
     from labeldp.private.randomizers import BitFlip, LaplaceOneHot, PriorResponse, RandomizedResponse, TopKResponse
     from labeldp.private.randomness import SecureRandom
     from labeldp.private.vault import LabelVault
-    from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels
+    from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
 
 __version__ = metadata.version("labeldp")
 
@@ -32,9 +33,11 @@ __all__ = [
     "LabelVault",
     "LaplaceNoise",
     "LaplaceOneHot",
+    "Moments",
     "NoisyCounts",
     "NoisyGradient",
     "NoisyLabels",
+    "NoisyMoments",
     "NormBound",
     "PriorResponse",
     "PrivateTable",
@@ -52,10 +55,11 @@ _HOMES = {
     "data.tables": ("PrivateTable", "privatize", "read_private"),
     "private.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
     "private.gradients": ("DiameterBound", "GradientSum", "NormBound"),
+    "private.moments": ("Moments",),
     "private.randomizers": ("BitFlip", "LaplaceOneHot", "PriorResponse", "RandomizedResponse", "TopKResponse"),
     "private.randomness": ("SecureRandom",),
     "private.vault": ("LabelVault",),
-    "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels"),
+    "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

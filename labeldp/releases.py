@@ -175,3 +175,45 @@ class NoisyGradient:
     value: Tensor
     noise_std: float
     expected_batch: float
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyMoments:
+    """Σ_i onehot(y_i) ⊗ φ_i plus independent noise on every entry, made consistent with the public sum over classes.
+
+    Args:
+        value: (K, d). Its sum over classes is `total`: what the noise added to that was taken off in equal parts.
+        total: Σ_i φ_i, (d,), public; of the features as they were added, after scaling and rounding.
+        num_rows: how many rows were added up.
+        noise: its name ("discrete Gaussian", "discrete Laplace", "floating-point Gaussian").
+        noise_std: standard deviation of the noise on each entry as it was added, before the sum was made consistent.
+        radius: no row (no user) adds more than this.
+        scaled_rows, dropped_rows: how many rows were scaled down to the radius, or left out as not finite.
+    """
+
+    value: FloatArray
+    total: FloatArray
+    num_rows: int
+    noise: str
+    noise_std: float
+    radius: float
+    scaled_rows: int = 0
+    dropped_rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.value.setflags(write=False)
+        self.total.setflags(write=False)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K."""
+        return len(self.value)
+
+    @property
+    def entry_std(self) -> float:
+        """Standard deviation of the noise left on each entry of `value`: √((K − 1)/K) of what was added.
+
+        Two classes' noise on one feature has correlation −1/(K − 1); along directions that sum to zero over classes it
+        has the full `noise_std`, along their sum none.
+        """
+        return self.noise_std * ((self.num_classes - 1) / self.num_classes) ** 0.5

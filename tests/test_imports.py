@@ -78,9 +78,9 @@ def test_the_exported_names_are_these():
     assert sorted(labeldp.__all__) == labeldp.__all__
     assert set(labeldp.__all__) == {
         "BitFlip", "Budget", "BudgetExceededError", "Certificate", "DiameterBound", "GaussianNoise", "GradientSum",
-        "GroupCounts", "LabelVault", "LaplaceNoise", "LaplaceOneHot", "NoisyCounts", "NoisyGradient", "NoisyLabels",
-        "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom", "TopKResponse",
-        "__version__", "privatize", "read_private",
+        "GroupCounts", "LabelVault", "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts", "NoisyGradient",
+        "NoisyLabels", "NoisyMoments", "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse",
+        "SecureRandom", "TopKResponse", "__version__", "privatize", "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
         assert getattr(labeldp, name) is not None

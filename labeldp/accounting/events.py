@@ -117,6 +117,14 @@ class PartitionGaussian(Gaussian):
 
 
 @dataclass(frozen=True, slots=True)
+class GridGaussian(Gaussian):
+    """Exact discrete Gaussian noise on a fine grid; costs no more than the Gaussian look with these numbers.
+
+    `labeldp.private.moments` proves it; its own name, so that a certificate tells it from floating-point noise.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class DiscreteGaussian(BaseEvent):
     """Exact discrete Gaussian noise N_Z(0, s²) on integer counts; one label moves coordinate i by moves[i].
 
@@ -206,6 +214,7 @@ Event = (
     | FixedSizeGaussian
     | PublicBatchGaussian
     | PartitionGaussian
+    | GridGaussian
     | DiscreteGaussian
     | NonPrivate
 )
@@ -218,6 +227,7 @@ _KINDS: dict[str, type[Event]] = {
         FixedSizeGaussian,
         PublicBatchGaussian,
         PartitionGaussian,
+        GridGaussian,
         DiscreteGaussian,
         NonPrivate,
     )
