@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Step, number of values, check sum of the values.
-_HEAD = struct.Struct("<qqI")
+# Step, number of values, bytes per value, check sum of the values.
+_HEAD = struct.Struct("<qqII")
 
 
 class Kept:
@@ -56,9 +56,10 @@ class Kept:
 
     def add(self, step: int, gradient: Tensor) -> None:
         """Keep the gradient of a step; returns when it is on the disk."""
-        values = gradient.detach().float().cpu().numpy()
+        exact = gradient.dtype == torch.float64
+        values = gradient.detach().to("cpu", torch.float64 if exact else torch.float32).numpy()
         content = values.tobytes()
-        record = _HEAD.pack(step, values.size, zlib.crc32(content)) + content
+        record = _HEAD.pack(step, values.size, values.itemsize, zlib.crc32(content)) + content
         _write(self._log, record, self._end)
         self._end += len(record)
 
@@ -110,10 +111,10 @@ def _read(log: int) -> tuple[dict[int, Tensor], int]:
     end = 0
     with os.fdopen(os.dup(log), "rb") as file:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
-            step, size, check = _HEAD.unpack(head)
-            content = file.read(4 * size) if size >= 0 else b""
-            if len(content) != 4 * size or zlib.crc32(content) != check:
+            step, size, width, check = _HEAD.unpack(head)
+            content = file.read(width * size) if size >= 0 and width in (4, 8) else b""
+            if len(content) != width * size or zlib.crc32(content) != check:
                 break
-            gradients[step] = torch.from_numpy(np.frombuffer(content, dtype=np.float32).copy())
+            gradients[step] = torch.from_numpy(np.frombuffer(content, dtype=f"<f{width}").copy())
             end += len(head) + len(content)
     return gradients, end

@@ -179,6 +179,15 @@ def test_gradients_cut_short_anywhere_are_dropped(tmp_path):
         assert log.stat().st_size == cut // record * record
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_come_back_to_the_bit(tmp_path, dtype):
+    with Kept(tmp_path, "a") as kept:
+        kept.add(3, noise(0, 5).to(dtype) / 3)
+    with Kept(tmp_path, "a") as kept:
+        assert torch.equal(kept.gradient(3), noise(0, 5).to(dtype) / 3)
+        assert kept.gradient(3).dtype == dtype
+
+
 def test_a_damaged_gradient_is_not_used(tmp_path):
     with Kept(tmp_path, "a") as kept:
         kept.add(0, noise(0, 5))
