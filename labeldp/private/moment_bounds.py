@@ -13,7 +13,7 @@ import numpy.typing as npt
 from labeldp.private.moment_sums import Block, RowChunks, blocks
 from labeldp.private.user_rows import Users
 
-_ROWS_AT_ONCE = 1 << 10
+_ROWS_AT_ONCE = 1 << 9
 # Rounding to the grid may lengthen a row by this part of the radius, and the noise with it.
 _FINENESS = 12
 
@@ -62,7 +62,7 @@ def lengths(block: Block, order: int) -> npt.NDArray[Any]:
     """Length of every row in the norm of order 1 or 2, in the type of the block."""
     if order == 1:
         return np.abs(block).sum(axis=1)
-    return np.sqrt(np.einsum("ij,ij->i", block, block))
+    return np.sqrt(np.vecdot(block, block))
 
 
 class RowLimiter:

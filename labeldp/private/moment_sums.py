@@ -20,8 +20,9 @@ from labeldp.private.shared import checked_integer, pieces
 Block = npt.NDArray[Any]
 IntMatrix = npt.NDArray[np.int64]
 
-_CELLS_AT_ONCE = 1 << 19
-_ROWS_AT_ONCE = 1 << 10
+# Half a megabyte of rows: they stay in the cache while they are measured, rounded and added.
+_CELLS_AT_ONCE = 1 << 17
+_ROWS_AT_ONCE = 1 << 9
 # A float next to 1.5·2^p·step, p its mantissa bits, is a multiple of step, and its bits count the steps.
 _MANTISSA = {"float32": (23, np.uint32, np.int32), "float64": (52, np.uint64, np.int64)}
 
