@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.accounting.events import Event, Gaussian, PoissonGaussian
-from labeldp.models.per_example import (
-    Inputs,
-    Loss,
-    clip_factors,
-    cross_entropy,
-    gradients,
-    parameter_vector,
-    refuse_batch_norm,
-)
-from labeldp.private.gradients import NormBound, poisson_batch
+from labeldp.models.layer_terms import norms
+from labeldp.models.per_example import Inputs, Loss, clip_factors, cross_entropy, device_of, gradients, parameter_vector
+from labeldp.private.gradients import GradientSum, NormBound, isolated, poisson_batch
 from labeldp.private.mechanism import LabelArray
 from labeldp.private.randomness import SecureRandom
 from labeldp.private.user_rows import Users
@@ -104,13 +96,11 @@ class UserGradientSum:
         return [Charge(self.event(), 1, None)]
 
     def fits(self, num_rows: int, num_classes: int) -> None:
-        """Raise ValueError unless there are inputs and a user for every label and each row has its own gradient."""
-        rows = {len(column) for column in _columns(self.inputs)} | {len(self.users.owner)}
-        if num_rows == 0 or rows != {num_rows}:
-            raise ValueError(
-                f"inputs and users have {sorted(rows)} rows, the data {num_rows}; give one of each per label"
-            )
-        refuse_batch_norm(self.model)
+        """Raise ValueError unless there are inputs and a user for every label; the rest as `GradientSum.fits`."""
+        if len(self.users.owner) != num_rows:
+            raise ValueError(f"users has {len(self.users.owner)} rows, the data {num_rows}; give one user per label")
+        row_by_row = GradientSum(self.model, self.inputs, self.bound, self.noise_std, loss=self.loss)
+        row_by_row.fits(num_rows, num_classes)
 
     @property
     def expected_batch(self) -> float:
@@ -120,34 +110,34 @@ class UserGradientSum:
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyGradient:
         """Draw the users, add up their bounded vectors, add the noise."""
         chosen = poisson_batch(len(self.users), self.rate, rng)
-        with self._precision():
+        with isolated(self.model, self.precision, rng):
             total = self.total(labels, np.arange(len(self.users)) if chosen is None else chosen)
         noise = torch.as_tensor(rng.gaussian(total.numel(), self.noise_std)).to(total.device)
-        value = ((total.double() + noise) / self.expected_batch).to(torch.float32)
+        value = ((total.double() + noise) / self.expected_batch).to(total.dtype)
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
 
     # -- the sum --------------------------------------------------------------------------------------------
 
     def total(self, labels: LabelArray, chosen: npt.NDArray[np.intp]) -> Tensor:
         """Σ v_u over these users, without noise, (P,) in float32. Only `sample` calls it, and tests."""
-        weights = parameter_vector(self.model)
-        total = torch.zeros(len(weights), dtype=torch.float32, device=weights.device)
-        at_once = max(1, _TABLE_BYTES // (4 * max(1, len(weights))))
+        size = len(parameter_vector(self.model))
+        total = torch.zeros(size, dtype=torch.float32, device=device_of(self.model))
+        at_once = max(1, _TABLE_BYTES // (4 * max(1, size)))
         for start in range(0, len(chosen), at_once):
             sums = self._user_sums(labels, chosen[start : start + at_once])
             # What is not finite is nothing: it keeps the bound, and no error tells that it happened.
-            factors = clip_factors((sums * sums).sum(dim=1).sqrt(), self.bound.clip)
-            total += (sums.nan_to_num(0.0, 0.0, 0.0) * factors[:, None]).sum(dim=0)
+            factors = clip_factors(norms(sums), self.bound.clip).to(sums.dtype)
+            total += (sums.nan_to_num_(0.0, 0.0, 0.0) * factors[:, None]).sum(dim=0)
         return total
 
     def _user_sums(self, labels: LabelArray, chosen: npt.NDArray[np.intp]) -> Tensor:
         """Σ_j w_j g_j of each of these users, (users, P)."""
-        device = parameter_vector(self.model).device
+        device, size = device_of(self.model), len(parameter_vector(self.model))
         place = np.full(len(self.users), -1, dtype=np.int64)
         place[chosen] = np.arange(len(chosen))
         rows = np.flatnonzero(place[self.users.owner] >= 0)
-        sums = torch.zeros(len(chosen), len(parameter_vector(self.model)), dtype=torch.float32, device=device)
-        for part in self._pieces(rows, sums.shape[1]):
+        sums = torch.zeros(len(chosen), size, dtype=torch.float32, device=device)
+        for part in self._pieces(rows, size):
             index = torch.as_tensor(part)
             batch = tuple(column[index.to(column.device)].to(device) for column in _columns(self.inputs))
             truth = torch.as_tensor(labels[part].astype(np.int64)).to(device)
@@ -161,11 +151,6 @@ class UserGradientSum:
         step = self.chunk or max(1, min(1 << 14, _TABLE_BYTES // (4 * max(1, size))))
         for start in range(0, len(rows), step):
             yield rows[start : start + step]
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.precision is None:
-            return nullcontext()
-        return torch.autocast(parameter_vector(self.model).device.type, dtype=self.precision)
 
 
 def _columns(inputs: Inputs) -> tuple[Tensor, ...]:
