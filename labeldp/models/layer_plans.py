@@ -54,10 +54,22 @@ def rows_at_once(plan: Plan, parameters: Parameters, candidates: int) -> int:
 
 @contextmanager
 def own_generator(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's generators start from the seed and are put back as they were afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    """Torch's generators for this device start from the seed and are put back as they were afterwards."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[_index(device)])
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
         yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _on_cpu(parameters: Parameters) -> bool:

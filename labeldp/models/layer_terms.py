@@ -1,8 +1,12 @@
 """What a layer contributes to per-example gradients: inner products and weighted sums, with or without their table.
 
-A term holds the gradients t_{ik} of one parameter for rows i and candidate labels k. `gram` gives ⟨t_{ik}, t_{il}⟩,
-(b, k, k) in float64; `sizes` gives numbers (b, k) of at least |t_{ik}| that cancellation cannot lower: rounding errors
-are small beside them. `weighted` gives Σ_i f_i t_i once one candidate per row was picked.
+A term holds the gradients t_{ik} of one parameter for rows i and candidate labels k. `gram` gives ⟨t_{ik}, t_{ij}⟩,
+(b, k, k) in float64, and `errors` numbers e_{ik} such that the true value, of what `weighted` adds up in float32, is at
+most √(e_{ik} e_{ij}) away. `weighted` gives Σ_i f_i t_i once one candidate per row was picked.
+
+Errors are bounded for any order of summation: n terms lose at most n · 2^-24 of the sum of their sizes (Higham 2002,
+section 4.2); twice that is allowed for here. With more than one candidate inner products are float64, and what is left
+is the rounding of the float32 numbers that are added up.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-# Sums of squares in float32 are cut into pieces of this many terms: in any order the error is below 2^-12 of the sum.
+# Sums of squares in float32 are cut into pieces of this many terms.
 _PIECE = 4096
+# What float32 can lose in the sum of a row's contribution, where the inner products themselves are float64.
+_EXACT = 2.0**-20
 
 
 class Term(Protocol):
@@ -25,8 +31,8 @@ class Term(Protocol):
         """Inner products of each row's candidates, (b, k, k), float64."""
         ...
 
-    def sizes(self) -> Tensor:
-        """Upper bounds of the norms, free of cancellation, (b, k), float64."""
+    def errors(self) -> Tensor:
+        """What rounding may change in the squared norms, (b, k), float64."""
         ...
 
     def pick(self, choice: Tensor) -> Term:
@@ -52,9 +58,9 @@ class Table:
         """Inner products."""
         return inner_products(self.values)
 
-    def sizes(self) -> Tensor:
-        """The norms."""
-        return norms(self.values)
+    def errors(self) -> Tensor:
+        """A share of the squared norms."""
+        return _lost(self.values, min(self.values.shape[-1], _PIECE)) * norms(self.values).square()
 
     def pick(self, choice: Tensor) -> Table:
         """One candidate per row."""
@@ -89,9 +95,10 @@ class Product:
         left = _wide(self.left) if exact else self.left
         return _summed(_wide(left @ left.mT), self.right)
 
-    def sizes(self) -> Tensor:
-        """Σ_l |left_l| · |right_l|."""
-        return (norms(self.left)[:, None] * norms(self.right)).sum(2)
+    def errors(self) -> Tensor:
+        """A share of (Σ_l |left_l| · |right_l|)², which cancellation between places cannot lower."""
+        size = (norms(self.left)[:, None] * norms(self.right)).sum(2)
+        return _lost(self.right, self.left.shape[-1] + self.right.shape[-1]) * size.square()
 
     def pick(self, choice: Tensor) -> Product:
         """One candidate per row."""
@@ -124,9 +131,9 @@ class Lookup:
             return inner_products(self.right[:, :, 0])
         return _summed((self.index[:, :, None] == self.index[:, None, :]).double(), self.right)
 
-    def sizes(self) -> Tensor:
-        """Σ_l |right_l|."""
-        return norms(self.right).sum(2)
+    def errors(self) -> Tensor:
+        """A share of (Σ_l |right_l|)²."""
+        return _lost(self.right, self.right.shape[-1]) * norms(self.right).sum(2).square()
 
     def pick(self, choice: Tensor) -> Lookup:
         """One candidate per row."""
@@ -144,6 +151,11 @@ class Lookup:
         total = self.right.new_zeros(rows, candidates, self.entries, dim)
         index = self.index[:, None, :, None].expand_as(self.right)
         return total.scatter_add_(2, index, self.right).flatten(2)
+
+
+def _lost(values: Tensor, terms: int) -> float:
+    """The share of a sum of so many products that rounding may take, for candidates (b, k, …)."""
+    return _EXACT if values.shape[1] > 1 else (terms + 16) * 2.0**-23
 
 
 def _summed(pairs: Tensor, right: Tensor) -> Tensor:
@@ -164,7 +176,7 @@ def inner_products(values: Tensor) -> Tensor:
 
 
 def norms(values: Tensor, exact: bool = False) -> Tensor:
-    """Norms over the last dimension in float64; error below 2^-12 whatever the order of summation, or next to none."""
+    """Norms over the last dimension in float64, by sums in float32 of at most 4096 squares, or in float64."""
     if exact:
         return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
     whole = values.shape[-1] // _PIECE * _PIECE

@@ -7,7 +7,7 @@ gradient depends on which other rows are in the batch (see `layer_gradients`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,10 @@ __all__ = [
     "clip_factors",
     "clipped_sum",
     "cross_entropy",
-    "empty_total",
+    "device_of",
     "gradients",
     "load_parameter_vector",
+    "norm_factors",
     "own_generator",
     "parameter_vector",
     "refuse_batch_norm",
@@ -44,11 +45,12 @@ __all__ = [
 
 # One tensor, or one per argument of the model; the first dimension counts rows.
 Inputs = Tensor | tuple[Tensor, ...]
-# Inner products (b, k, k) and sizes (b, k) of each row's candidate gradients → what to multiply each by, (b, k).
+# Inner products (b, k, k) of each row's candidate gradients, and what rounding may change in the squared norms (b, k)
+# → what to multiply each candidate by, (b, k).
 Factors = Callable[[Tensor, Tensor], Tensor]
 
 _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
-# A norm may be this much larger than computed: twice what summation in pieces can lose (see `layer_terms`).
+# What rounding may take from a norm that comes without its error: 4096 squares added up in float32, and twice that.
 ROUNDING = 2.0**-11
 # The table of group sums that is in memory at once, in bytes.
 _GROUP_BYTES = 1 << 29
@@ -99,7 +101,7 @@ def gradients(model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, *, c
     tensor([[3., 0.],
             [5., 0.]])
     """
-    found = [empty_total(model).new_zeros(0, len(parameter_vector(model)))]
+    found = [_zeros(model)[None, :][:0]]
     for _, part in _chunks(model, loss, inputs, labels[:, None], chunk):
         with full_precision():
             found.append(table(part, _trainable(model))[:, 0])
@@ -130,7 +132,7 @@ def clipped_sum(
     """
     if groups is not None:
         return _clipped_groups(model, loss, inputs, labels, clip, groups, num_groups or 0, chunk)
-    return bounded_sum(model, loss, inputs, labels, partial(_row_factors, clip), chunk=chunk)
+    return bounded_sum(model, loss, inputs, labels, partial(norm_factors, clip), chunk=chunk)
 
 
 def bounded_sum(
@@ -155,13 +157,13 @@ def bounded_sum(
         else torch.arange(num_classes, device=labels.device).expand(len(labels), num_classes)
     )
     choice = torch.zeros_like(labels) if num_classes is None else labels
-    total = empty_total(model)
+    total = _zeros(model)
     for rows, found in _chunks(model, loss, inputs, every, chunk):
         total += _bounded(found, factors, choice[rows], model)
     # A gradient that is not finite has the factor zero, but zero times infinity is not a number. Rare, and found by
     # one look at the sum (the only wait for the device); then everything is done again with such entries removed.
     if not bool(total.isfinite().all()):
-        total = empty_total(model)
+        total = _zeros(model)
         for rows, found in _chunks(model, loss, inputs, every, chunk, direct=True):
             total += _bounded(found, factors, choice[rows], model, clean=True)
     return total
@@ -170,8 +172,8 @@ def bounded_sum(
 def _bounded(found: list[Piece], factors: Factors, choice: Tensor, model: nn.Module, clean: bool = False) -> Tensor:
     with full_precision():
         gram = torch.stack([piece.term.gram() for piece in found]).sum(0)
-        sizes = torch.stack([piece.term.sizes() for piece in found]).square().sum(0).sqrt()
-        scale = factors(gram, sizes).gather(1, choice[:, None])[:, 0]
+        errors = torch.stack([piece.term.errors() for piece in found]).sum(0)
+        scale = factors(gram, errors).gather(1, choice[:, None])[:, 0]
         sums: Parameters = {}
         for piece in found:
             term = piece.term if gram.shape[1] == 1 else piece.term.pick(choice)
@@ -180,17 +182,17 @@ def _bounded(found: list[Piece], factors: Factors, choice: Tensor, model: nn.Mod
         return torch.cat([sums[name] for name in _trainable(model)])
 
 
-def _row_factors(clip: float, gram: Tensor, sizes: Tensor) -> Tensor:
-    return clip_factors(gram[:, :, 0].sqrt(), clip, sizes)
+def norm_factors(clip: float, gram: Tensor, errors: Tensor) -> Tensor:
+    """min(1, clip / norm) of each row's candidates, (b, k), never above it for what is added up."""
+    upper = (gram.diagonal(dim1=1, dim2=2).clamp(min=0.0) + errors).sqrt()
+    # The factor itself is rounded to float32 before it is used.
+    factors = (clip * (1 - 2.0**-20) / upper).clamp(max=1.0)
+    return torch.where(upper.isfinite(), factors, 0.0)
 
 
-def clip_factors(norms: Tensor, clip: float, sizes: Tensor | None = None) -> Tensor:
-    """min(1, clip / norm), a little below, so that rounding cannot lift a row above; 0 where the norm is not finite.
-
-    `sizes` are the numbers beside which rounding is small, where they are larger than the norms.
-    """
-    upper = norms + ROUNDING * (norms if sizes is None else sizes)
-    return torch.where(upper.isfinite(), (clip / upper).clamp(max=1.0), 0.0)
+def clip_factors(norms: Tensor, clip: float) -> Tensor:
+    """min(1, clip / norm) for norms that were summed in float32, a little below; 0 where the norm is not finite."""
+    return torch.where(norms.isfinite(), (clip * (1 - ROUNDING) / norms).clamp(max=1.0), 0.0)
 
 
 def _clipped_groups(
@@ -204,7 +206,7 @@ def _clipped_groups(
     chunk: int | None,
 ) -> Tensor:
     """As many groups at once as memory allows."""
-    total = empty_total(model)
+    total = _zeros(model)
     step = max(1, _GROUP_BYTES // (4 * max(1, len(total))))
     for start in range(0, num_groups, step):
         count = min(step, num_groups - start)
@@ -247,10 +249,17 @@ def _laid_out(columns: Columns, rows: slice) -> Columns:
     )
 
 
-def empty_total(model: nn.Module) -> Tensor:
+def _zeros(model: nn.Module) -> Tensor:
     """Zeros (P,), in float32 or wider, where the parameters are."""
-    vector = parameter_vector(model)
-    return torch.zeros_like(vector, dtype=torch.promote_types(vector.dtype, torch.float32))
+    values = list(_trainable(model).values())
+    kinds = [value.dtype for value in values] or [torch.float32]
+    widest = reduce(torch.promote_types, kinds, torch.float32)
+    return torch.zeros(sum(value.numel() for value in values), dtype=widest, device=device_of(model))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's parameters are; the processor for a model without any."""
+    return next((value.device for value in model.parameters()), torch.device("cpu"))
 
 
 def _trainable(model: nn.Module) -> Parameters:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from labeldp.models.per_example import clip_factors
+from labeldp.models.per_example import norm_factors
 
 _SHORTEST, _LONGEST = 1e-10, 1e10
-# Inner products of candidates are float64, but what is added up is float32: a distance may be this share of the
-# candidates' sizes larger than computed.
-_SLACK = 2.0**-16
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,8 @@ class NormBound:
     """
 
     clip: float
+    # The gradient under the row's own label is enough.
+    needs_candidates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip", _checked_length("clip", self.clip))
@@ -42,13 +41,9 @@ class NormBound:
         """Furthest a contribution moves when its label is replaced, 2C."""
         return 2 * self.clip
 
-    def candidates(self, num_classes: int) -> int | None:
-        """None: the gradient under the row's own label is enough."""
-        return None
-
-    def factors(self, gram: Tensor, sizes: Tensor) -> Tensor:
-        """min(1, C/|g|), from the squared norm (b, 1, 1)."""
-        return clip_factors(gram[:, :, 0].clamp(min=0.0).sqrt(), self.clip, sizes)
+    def factors(self, gram: Tensor, errors: Tensor) -> Tensor:
+        """min(1, C/|g|), from the squared norm (b, 1, 1) and what rounding may change in it (b, 1)."""
+        return norm_factors(self.clip, gram, errors)
 
 
 @dataclass(frozen=True)
@@ -71,6 +66,7 @@ class DiameterBound:
 
     clip: float
     diameter: float
+    needs_candidates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip", _checked_length("clip", self.clip))
@@ -86,25 +82,23 @@ class DiameterBound:
         """Largest norm of a row's contribution, C (half the diameter is not enough: candidates need not surround 0)."""
         return self.clip
 
-    def candidates(self, num_classes: int) -> int | None:
-        """All classes."""
-        return num_classes
-
-    def factors(self, gram: Tensor, sizes: Tensor) -> Tensor:
-        """What each candidate is multiplied by, (b, K), from their inner products (b, K, K)."""
-        squares = gram.diagonal(dim1=1, dim2=2)
-        clipped = (self.clip / (squares.clamp(min=0.0).sqrt() + _SLACK * sizes)).clamp(max=1.0)
-        apart = _distances(gram * clipped[:, :, None] * clipped[:, None, :], sizes * clipped)
-        scale = (self.diameter / apart.amax((1, 2))).clamp(max=1.0)
-        usable = gram.isfinite().all(2).all(1) & sizes.isfinite().all(1)
+    def factors(self, gram: Tensor, errors: Tensor) -> Tensor:
+        """What each candidate is multiplied by, (b, K), from inner products (b, K, K) and what rounding may change."""
+        clipped = norm_factors(self.clip, gram, errors)
+        apart = _distances(gram * clipped[:, :, None] * clipped[:, None, :], errors.sqrt() * clipped)
+        scale = (self.diameter * (1 - 2.0**-20) / apart.amax((1, 2))).clamp(max=1.0)
+        usable = gram.isfinite().all(2).all(1) & errors.isfinite().all(1)
         return torch.where(usable[:, None], clipped * scale[:, None], 0.0)
 
 
-def _distances(gram: Tensor, sizes: Tensor) -> Tensor:
-    """|h_j − h_l| of each row's candidates, (b, K, K), never below the truth."""
+def _distances(gram: Tensor, errors: Tensor) -> Tensor:
+    """|h_j − h_l| of each row's candidates, (b, K, K), never below the truth.
+
+    ⟨h_j, h_l⟩ may be off by e_j·e_l, so the square of a distance by (e_j + e_l)².
+    """
     squares = gram.diagonal(dim1=1, dim2=2)
-    apart = (squares[:, :, None] + squares[:, None, :] - 2 * gram).clamp(min=0.0).sqrt()
-    return apart + _SLACK * (sizes[:, :, None] + sizes[:, None, :])
+    apart = (squares[:, :, None] + squares[:, None, :] - 2 * gram).clamp(min=0.0)
+    return (apart + (errors[:, :, None] + errors[:, None, :]).square()).sqrt()
 
 
 def _checked_length(name: str, value: Any) -> float:

@@ -21,9 +21,9 @@ from labeldp.models.per_example import (
     Loss,
     bounded_sum,
     cross_entropy,
-    empty_total,
+    device_of,
+    gradients,
     own_generator,
-    parameter_vector,
     refuse_batch_norm,
 )
 from labeldp.private.bounds import DiameterBound, NormBound
@@ -107,13 +107,13 @@ class GradientSum:
     def fits(self, num_rows: int, num_classes: int) -> None:
         """Raise ValueError unless there is a row of inputs for every label, and the loss takes every label.
 
-        The model is tried on the first row, so that nothing that could fail has to fail with a label at hand.
+        Model and loss are tried on the first row with every label, so that what can fail fails before it is paid for.
         """
         rows = {len(column) for column in _columns(self.inputs)}
         if num_rows == 0 or rows != {num_rows}:
             raise ValueError(f"inputs has {sorted(rows)} rows, the data {num_rows}; give one row per label, at least 1")
         refuse_batch_norm(self.model)
-        if len(parameter_vector(self.model)) == 0:
+        if not any(value.requires_grad for value in self.model.parameters()):
             raise ValueError("model has no trainable parameters; set requires_grad on those to be learnt")
         if self.num_classes is not None:
             same_classes(self.num_classes, num_classes)
@@ -136,7 +136,7 @@ class GradientSum:
     # -- the sum --------------------------------------------------------------------------------------------
 
     def _total(self, labels: LabelArray, rows: npt.NDArray[np.intp] | None) -> Tensor:
-        device = empty_total(self.model).device
+        device = device_of(self.model)
         chosen = labels if rows is None else labels[rows]
         truth = torch.as_tensor(chosen.astype(np.int64)).to(device)
         columns = _columns(self.inputs)
@@ -144,14 +144,16 @@ class GradientSum:
             index = torch.as_tensor(rows)
             columns = tuple(column[index.to(column.device)] for column in columns)
         batch = tuple(column.to(device) for column in columns)
-        candidates = self.bound.candidates(self.num_classes or self._logits().shape[1])
+        candidates = None
+        if self.bound.needs_candidates:
+            candidates = self.num_classes or self._logits().shape[1]
         return bounded_sum(
             self.model, self.loss, batch, truth, self.bound.factors, num_classes=candidates, chunk=self.chunk
         )
 
     def _logits(self) -> Tensor:
         """Of the first row, (1, K)."""
-        device = empty_total(self.model).device
+        device = device_of(self.model)
         with torch.no_grad():
             return self.model(*(column[:1].to(device) for column in _columns(self.inputs)))
 
@@ -164,10 +166,11 @@ class GradientSum:
                 same_classes(logits.shape[1], num_classes)
             every = torch.arange(num_classes, device=logits.device)
             losses = self.loss(logits.float().expand(num_classes, -1), every)
-        if losses.shape != (num_classes,):
-            raise ValueError(
-                f"loss gives {tuple(losses.shape)} for {num_classes} rows; it must give one number per row"
-            )
+            if losses.shape != (num_classes,):
+                shown = tuple(losses.shape)
+                raise ValueError(f"loss gives {shown} for {num_classes} rows; it must give one number per row")
+            first = tuple(column[:1].to(logits.device) for column in _columns(self.inputs))
+            gradients(self.model, self.loss, first, every[:1])
 
 
 def poisson_batch(num_rows: int, rate: float, rng: SecureRandom) -> npt.NDArray[np.intp] | None:
@@ -185,7 +188,7 @@ def isolated(model: nn.Module, precision: torch.dtype | None, rng: SecureRandom)
     Masks drawn from torch's generator would leave it in a state that tells the size of a secret batch to whoever draws
     from it next.
     """
-    device = empty_total(model).device
+    device = device_of(model)
     cast: Any = torch.autocast(device.type, dtype=precision, enabled=precision is not None)
     with own_generator(int(rng.words(1)[0]) >> 1, device), cast:
         yield
