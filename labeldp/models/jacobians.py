@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap  # pyright: ignore[reportPrivateImportUsage]
 
-from labeldp.models.per_example import Inputs, Loss, Parameters, refuse_batch_norm, trainable
+from labeldp.models.per_example import Inputs, Loss, refuse_batch_norm
+
+Parameters = dict[str, Tensor]
 
 # Rows that go through the model together in a product, and bytes of a matrix that is worth keeping.
 _ROWS, _CPU_BYTES, _BLOCK_BYTES = 4096, 4 << 30, 256 << 20
@@ -40,7 +42,7 @@ class LogitJacobian:
         self._model = model
         self._columns = inputs if isinstance(inputs, tuple) else (inputs,)
         # A copy: the weights may move on while the Jacobian is in use.
-        self._parameters = {name: value.clone() for name, value in trainable(model).items()}
+        self._parameters = {name: value.clone() for name, value in _trainable(model).items()}
         if not self._parameters:
             raise ValueError("the model has no trainable parameter; set requires_grad on those to differentiate by")
         if len(self._columns[0]) == 0:
@@ -118,6 +120,10 @@ class LogitJacobian:
             return self._memory
         device = self.logits.device
         return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _CPU_BYTES
+
+
+def _trainable(model: nn.Module) -> Parameters:
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def logit_gradients(loss: Loss, logits: Tensor) -> Tensor:
