@@ -7,6 +7,7 @@ a setting that had no effect.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 
 from experiments.settings import Run
 from labeldp.learning import augment, schedules
-from labeldp.learning.fit import Report, accuracy, adam, fit, sgd
+from labeldp.learning.descent import rmsprop
+from labeldp.learning.fit import Progress, Report, accuracy, adam, fit, sgd
 from labeldp.models import zoo
 from labeldp.private.vault import LabelVault
-from labeldp.recipes import alibi, debiased, forward, lp_mst, rr
+from labeldp.recipes import alibi, debiased, forward, labeldp_pro, lp_mst, rr
 
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "small_inception": zoo.small_inception,
@@ -42,10 +44,18 @@ LEARNS = {
 }
 OPTIMIZERS = {"sgd": sgd, "adam": adam}
 SCHEDULES = {
+    "constant": schedules.constant,
     "linear": schedules.linear,
     "piecewise": schedules.piecewise,
     "one_cycle": schedules.one_cycle,
     "cosine": schedules.cosine,
+}
+DENOISERS = {
+    "no_op": labeldp_pro.no_op,
+    "alt_conv": labeldp_pro.alt_conv,
+    "alt_rows": labeldp_pro.alt_rows,
+    "self_span": labeldp_pro.self_span,
+    "self_conv": labeldp_pro.self_conv,
 }
 METRICS: dict[str, Callable[[nn.Module, Tensor, Any], float]] = {
     "accuracy": lambda model, images, labels: 100 * accuracy(model, images, labels),
@@ -98,10 +108,50 @@ def stages(job: Training) -> nn.Module:
     )  # fmt: skip
 
 
+def gradients(job: Training) -> nn.Module:
+    """DP-SGD and LabelDP-Pro: noise for the run's epsilon, or a paper's noise at whatever epsilon that really is."""
+    settings = job.settings
+    given = {"noise_multiplier": settings["noise_multiplier"]} if "noise_multiplier" in settings else {}
+    denoiser = _named("denoiser", settings["denoiser"], DENOISERS)
+    return labeldp_pro.train(
+        job.model, job.inputs.float(), job.vault,
+        delta=settings["delta"], **(given or {"epsilon": job.epsilon}), epochs=settings["epochs"],
+        batch_size=settings["batch_size"], bound=_bound(settings), denoiser=denoiser(**settings.get("projection", {})),
+        optimizer=_descent(settings), schedule=_named("schedule", settings["schedule"], SCHEDULES)(),
+        average=settings.get("average", 0.0), seed=job.seed, report=_epochs(job),
+    )  # fmt: skip
+
+
+def _bound(settings: Mapping[str, Any]) -> labeldp_pro.NormBound | labeldp_pro.DiameterBound:
+    if "diameter" in settings:
+        return labeldp_pro.DiameterBound(settings["clip"], settings["diameter"])
+    return labeldp_pro.NormBound(settings["clip"])
+
+
+def _descent(settings: Mapping[str, Any]) -> Any:
+    rate, momentum = settings["learning_rate"], settings.get("momentum", 0.0)
+    made = {
+        "sgd": lambda: sgd(rate, momentum=momentum, weight_decay=0.0),
+        "adam": lambda: adam(rate),
+        "rmsprop": lambda: rmsprop(rate, momentum=momentum),
+    }
+    return _named("optimizer", settings["optimizer"], made)()
+
+
+def _epochs(job: Training) -> Callable[[labeldp_pro.Progress], None] | None:
+    """The runner counts epochs; a look has no loss that could be shown."""
+    report = job.report
+    if report is None:
+        return None
+    return lambda p: report(Progress(math.ceil(p.passes), math.ceil(p.passes), math.nan, p.seconds))
+
+
 _EVERY_NEEDS = frozenset({"dataset", "model", "recipe", "epochs"})
 _EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick"})
 _FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "augment"})
 _FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled"})
+_LOOKS_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
+_LOOKS_MAY_HAVE = frozenset({"diameter", "projection", "momentum", "average", "noise_multiplier"})
 
 FAMILIES: dict[str, Family] = {
     "rr": Family(one_look(rr.train), _FIT_NEEDS, _FIT_MAY_HAVE),
@@ -111,6 +161,7 @@ FAMILIES: dict[str, Family] = {
     "lp_mst": Family(
         stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}
     ),
+    "labeldp_pro": Family(gradients, _LOOKS_NEED, _LOOKS_MAY_HAVE),
 }  # fmt: skip
 
 
