@@ -1,0 +1,217 @@
+"""LabelDP-Pro in a folder: a run that was cut goes on honestly, and a folder belongs to one question."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
+from labeldp.accounting.journal import Journal
+from labeldp.accounting.spending import JournalStore
+from labeldp.learning.fit import adam, sgd
+from labeldp.learning.schedules import linear
+from labeldp.private.gradients import GradientSum, NormBound
+from labeldp.recipes.labeldp_pro import alt_conv, alt_rows, no_op, self_conv, self_span, train
+
+K, DELTA = 3, 1e-5
+DENOISERS = {
+    "no_op": no_op(),
+    "alt_conv": alt_conv(rows=20, tolerance=0.2),
+    "alt_rows": alt_rows(rows=20, tolerance=0.2),
+    "self_span": self_span(),
+}
+every_denoiser = pytest.mark.parametrize("denoiser", DENOISERS.values(), ids=DENOISERS)
+some = functools.partial(train, delta=DELTA, batch_size=60, optimizer=sgd(1.0, 0.0, 0.0))
+
+
+@functools.cache
+def problem(n=600, seed=0):
+    """Three Gaussian clouds that a linear model separates nearly perfectly."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, K, size=n)
+    x = torch.from_numpy(4 * np.eye(K, 5)[labels] + generator.normal(size=(n, 5))).float()
+    return x, labels
+
+
+def vault(budget=None, seed=None, n=600, **more):
+    return LabelVault(problem(n)[1], K, budget, rng=None if seed is None else SecureRandom(seed), **more)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(5, K)
+
+
+def weights(model):
+    return torch.cat([value.flatten() for value in model.state_dict().values()])
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Every look that is really drawn: (mechanism, answer)."""
+    looks, sample = [], GradientSum.sample
+
+    def watched(self, labels, rng):
+        answer = sample(self, labels, rng)
+        looks.append((self, answer))
+        return answer
+
+    monkeypatch.setattr(GradientSum, "sample", watched)
+    return looks
+
+
+class StopHereError(Exception):
+    pass
+
+
+def stop_at(step):
+    def report(progress):
+        if progress.step == step:
+            raise StopHereError
+
+    return report
+
+
+@every_denoiser
+def test_a_cut_run_goes_on_with_the_same_vault_as_if_it_were_not(denoiser, tmp_path, drawn):
+    x, _ = problem()
+    settings = {"epsilon": 1.0, "epochs": 5, "denoiser": denoiser, "every": 1, "average": 0.5}
+    whole = weights(some(network(), x, vault(seed=3), **settings))
+    assert len(drawn) == 50
+    drawn.clear()
+    box = vault(Budget(1.0, DELTA), seed=3)
+    for start, step in enumerate((7, 27, 41)):
+        with pytest.raises(StopHereError):
+            some(network(start), x, box, **settings, folder=tmp_path, report=stop_at(step))
+        assert len(drawn) == step
+    resumed = some(network(2), x, box, **settings, folder=tmp_path)
+    assert len(drawn) == 50
+    assert torch.equal(weights(resumed), whole)
+    assert box.certificate().epsilon == pytest.approx(1.0, rel=1e-4)
+    again = some(network(), x, box, **settings, folder=tmp_path)
+    assert torch.equal(weights(again), whole)
+    assert len(drawn) == 50
+
+
+@every_denoiser
+def test_a_new_vault_pays_for_the_whole_run_and_draws_the_rest(denoiser, tmp_path, drawn):
+    x, _ = problem()
+    settings = {"epsilon": 1.0, "epochs": 4, "denoiser": denoiser, "every": 1, "folder": tmp_path / "run"}
+    journal = Journal.open(tmp_path / "labels.journal", Budget(1.0, DELTA))
+    epsilons = []
+    for step in (3, 11, 30):
+        box = vault(Budget(1.0, DELTA), store=JournalStore(journal))
+        with pytest.raises(StopHereError):
+            some(network(), x, box, **settings, report=stop_at(step))
+        epsilons.append(box.certificate().epsilon)
+    box = vault(Budget(1.0, DELTA), store=JournalStore(journal))
+    some(network(), x, box, **settings)
+    assert len(drawn) == 40
+    assert {*epsilons, box.certificate().epsilon, journal.epsilon(DELTA)} == {box.certificate().epsilon}
+    assert len(journal.notes()) == 1
+    poor = vault(Budget(0.5, DELTA))
+    with pytest.raises(BudgetExceededError):
+        some(network(), x, poor, **settings)
+
+
+def test_a_look_that_fails_is_lost_not_repeated(tmp_path, monkeypatch):
+    x, _ = problem()
+    sample, begun = GradientSum.sample, []
+
+    def fails_once(self, labels, rng):
+        begun.append(1)
+        if len(begun) == 5:
+            raise RuntimeError("out of memory")
+        return sample(self, labels, rng)
+
+    monkeypatch.setattr(GradientSum, "sample", fails_once)
+    settings = {"epsilon": 1.0, "steps": 12, "denoiser": no_op(), "folder": tmp_path}
+    with pytest.raises(RuntimeError, match="withheld"):
+        some(network(), x, vault(), **settings)
+    box = vault()
+    some(network(), x, box, **settings)
+    assert len(begun) == 12
+    assert box.ledger.groups()[0].looks[0].times == 12
+
+
+OTHER = {
+    "model": {"model": nn.Linear(5, K, bias=False)},
+    "inputs": {"inputs": problem()[0] + 1},
+    "labels": {"inputs": problem(300)[0], "n": 300},
+    "epsilon": {"epsilon": 1.5},
+    "delta": {"delta": 1e-6},
+    "length": {"epochs": 3},
+    "batch_size": {"batch_size": 50},
+    "bound": {"bound": NormBound(2.0)},
+    "denoiser": {"denoiser": alt_conv(rows=10)},
+    "smoothing": {"denoiser": alt_conv(rows=20, tolerance=0.2, smoothing=0.5)},
+    "kind": {"denoiser": self_conv()},
+    "loss": {"loss": nn.functional.cross_entropy},
+    "optimizer": {"optimizer": adam(0.1)},
+    "learning rate": {"optimizer": sgd(0.5, 0.0, 0.0)},
+    "schedule": {"schedule": linear()},
+    "average": {"average": 0.5},
+    "seed": {"seed": 1},
+}
+
+
+@pytest.mark.parametrize("change", OTHER.values(), ids=OTHER)
+def test_a_folder_of_another_question_is_refused_unpaid(change, tmp_path):
+    x, _ = problem()
+    settings = {"epsilon": 1.0, "epochs": 1, "denoiser": alt_conv(rows=20, tolerance=0.2), "folder": tmp_path}
+    some(network(), x, vault(), **settings)
+    settings.update(change)
+    box = vault(n=settings.pop("n", 600))
+    model, inputs = settings.pop("model", network()), settings.pop("inputs", x)
+    with pytest.raises(ValueError, match="another question"):
+        some(model, inputs, box, **settings)
+    assert box.certificate(DELTA).epsilon == 0.0
+
+
+def test_two_runs_do_not_share_a_folder_at_once(tmp_path):
+    x, _ = problem()
+    settings = {"epsilon": 1.0, "epochs": 1, "denoiser": no_op(), "folder": tmp_path}
+    refused = []
+
+    def report(_):
+        with pytest.raises(ValueError, match="in use") as caught:
+            some(network(), x, vault(), **settings)
+        refused.append(caught)
+
+    some(network(), x, vault(), **settings, report=report)
+    assert refused
+
+
+def test_a_lost_checkpoint_is_noticed(tmp_path):
+    x, _ = problem()
+    settings = {"epsilon": 1.0, "epochs": 1, "denoiser": no_op(), "folder": tmp_path}
+    some(network(), x, vault(), **settings)
+    (tmp_path / "checkpoint.pt").unlink()
+    with pytest.raises(ValueError, match="lost its checkpoint"):
+        some(network(), x, vault(), **settings)
+
+
+def test_another_runs_checkpoint_is_not_taken(tmp_path):
+    """Settings alike, looks not: weights that were paid for elsewhere must not come back under this certificate."""
+    x, _ = problem()
+    settings = {"epsilon": 1.0, "epochs": 1, "denoiser": no_op()}
+    some(network(), x, vault(), **settings, folder=tmp_path / "a")
+    some(network(), x, vault(), **settings, folder=tmp_path / "b")
+    (tmp_path / "a" / "checkpoint.pt").replace(tmp_path / "b" / "checkpoint.pt")
+    box = vault()
+    with pytest.raises(ValueError, match="another run"):
+        some(network(), x, box, **settings, folder=tmp_path / "b")
+    assert box.certificate(DELTA).epsilon == 0.0
+
+
+def test_no_label_is_written_to_the_folder(tmp_path):
+    """Other labels, same noise: the count on disk is the same, and only releases are kept besides it."""
+    x, labels = problem()
+    for name, truth in (("a", labels), ("b", (labels + 1) % K)):
+        box = LabelVault(truth, K, rng=SecureRandom(1))
+        some(network(), x, box, epsilon=1.0, epochs=1, denoiser=no_op(), folder=tmp_path / name)
+    tallies = [(tmp_path / name / "looks.tally").read_text().splitlines() for name in "ab"]
+    assert tallies[0][1:] == tallies[1][1:]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["checkpoint.pt", "gradients.log", "looks.tally"]
