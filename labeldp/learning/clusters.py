@@ -6,7 +6,6 @@ sum depends on the order in which threads finish.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from labeldp.learning.threads import map_parts, one_thread
 from labeldp.models.shared import checked_count
 
 # Distances held at once, in floats: 4 MB fit a CPU's cache, 1 GB keeps a GPU busy.
@@ -85,9 +85,8 @@ def kmeans(
         raise ValueError(f"tolerance={tolerance} is not a share of the inertia; give a number of at least 0")
     search = _Search(points, spherical)
     generator = Generator(points.device).manual_seed(seed)
-    starts = (_seeds(search, k, generator) for _ in range(restarts))
-    found = (_lloyd(search, start, checked_count("iterations", iterations), tolerance) for start in starts)
-    return min(found, key=lambda clusters: clusters.inertia)
+    runs = (_run(search, k, generator, checked_count("iterations", iterations), tolerance) for _ in range(restarts))
+    return min(runs, key=lambda clusters: clusters.inertia)
 
 
 def nearest_neighbours(
@@ -108,19 +107,21 @@ def nearest_neighbours(
     if k > most:
         raise ValueError(f"k={k} is more than the {most} rows there are to choose from; ask for fewer neighbours")
     search = _Search(asked, cosine, of=points)
-    parts = [_neighbours(search, points, rows, k, start if itself else None) for start, rows in search.chunks(_TILE)]
+    spans = search.chunks(min(_TILE, len(points)))
+    parts = map_parts(lambda span: _neighbours(search, points, span, k, itself), spans, points.device)
     return torch.cat(parts) if parts else torch.empty(0, k, dtype=torch.int64, device=points.device)
 
 
-def _neighbours(search: _Search, points: Tensor, rows: Tensor, k: int, start: int | None) -> Tensor:
-    """The nearest k of `points` for a chunk of rows; the rows are numbers `start`, … of `points`, or are not in it."""
+def _neighbours(search: _Search, points: Tensor, span: tuple[int, int], k: int, itself: bool) -> Tensor:
+    """The nearest k of `points` for a chunk of the rows searched, which are `points` themselves or not."""
+    rows = search.shifted(search.points[slice(*span)])
     best = torch.full((len(rows), k), torch.inf, device=rows.device)
     which = torch.zeros(len(rows), k, dtype=torch.int64, device=rows.device)
     for first in range(0, len(points), _TILE):
         tile = search.shifted(points[first : first + _TILE])
         distances = torch.addmm(tile.square().sum(dim=1), rows, tile.T, alpha=-2.0)
-        if start is not None:
-            _exclude(distances, start - first)
+        if itself:
+            _exclude(distances, span[0] - first)
         near, numbers = distances.topk(min(k, len(tile)), largest=False)
         best, order = torch.cat((best, near), dim=1).topk(k, largest=False)
         which = torch.cat((which, numbers + first), dim=1).gather(1, order)
@@ -151,11 +152,11 @@ class _Search:
     def shifted(self, rows: Tensor) -> Tensor:
         return _unit(rows) if self.spherical else rows - self.shift
 
-    def chunks(self, k: int) -> Iterator[tuple[int, Tensor]]:
+    def chunks(self, k: int) -> list[tuple[int, int]]:
+        """First and last number of rows to compare with k others at once."""
         block = _GPU_BLOCK if self.points.is_cuda else _CPU_BLOCK
         size = max(1, block // max(k, self.points.shape[1]))
-        for start in range(0, len(self.points), size):
-            yield start, self.shifted(self.points[start : start + size])
+        return [(start, min(start + size, len(self.points))) for start in range(0, len(self.points), size)]
 
     def nearest(self, centers: Tensor) -> tuple[Tensor, Tensor]:
         """Number of the nearest centre and squared distance to it, for all rows."""
@@ -166,14 +167,19 @@ class _Search:
         k, device = len(centers), self.points.device
         members = torch.empty(len(self.points), dtype=torch.int64, device=device)
         distances = torch.empty(len(self.points), device=device)
-        total = torch.zeros(k, self.points.shape[1], dtype=torch.float64, device=device)
         lengths = centers.square().sum(dim=1)
-        for start, rows in self.chunks(k):
+
+        def chunk(span: tuple[int, int]) -> Tensor:
+            rows = self.shifted(self.points[slice(*span)])
             least, nearest = torch.addmm(lengths, rows, centers.T, alpha=-2.0).min(dim=1)
-            members[start : start + len(rows)] = nearest
-            distances[start : start + len(rows)] = (least + rows.square().sum(dim=1)).clamp_(min=0)
-            if sums:
-                total += _sums(rows, nearest, k)
+            members[slice(*span)] = nearest
+            distances[slice(*span)] = (least + rows.square().sum(dim=1)).clamp_(min=0)
+            return _sums(rows, nearest, k) if sums else rows[:0]
+
+        parts = map_parts(chunk, self.chunks(k), device)
+        total = torch.zeros(k, self.points.shape[1], dtype=torch.float64, device=device)
+        for part in parts if sums else ():
+            total += part
         # Not bincount: on a GPU it waits for the largest number. Whole numbers add up in any order.
         counts = torch.zeros(k, dtype=torch.int64, device=device)
         counts.index_add_(0, members, torch.ones_like(members))
@@ -186,6 +192,12 @@ def _sums(rows: Tensor, nearest: Tensor, k: int) -> Tensor:
         return torch.zeros(k, rows.shape[1]).index_add_(0, nearest, rows)
     onehot = torch.zeros(len(rows), k, device=rows.device).scatter_(1, nearest[:, None], 1.0)
     return onehot.T @ rows
+
+
+def _run(search: _Search, k: int, generator: Generator, iterations: int, tolerance: float) -> Clusters:
+    with one_thread():
+        start = _seeds(search, k, generator)
+    return _lloyd(search, start, iterations, tolerance)
 
 
 def _lloyd(search: _Search, centers: Tensor, iterations: int, tolerance: float) -> Clusters:

@@ -24,6 +24,7 @@ from torch.nn.functional import avg_pool2d
 
 from labeldp.learning.clusters import kmeans
 from labeldp.learning.scaling import Scaling, fit_scaling
+from labeldp.learning.threads import map_parts
 from labeldp.models.shared import checked_count
 
 Images = Tensor | np.ndarray
@@ -31,7 +32,7 @@ Images = Tensor | np.ndarray
 # Responses held at once, in floats: 4 MB stay near a CPU's cache, 1 GB keeps a GPU busy.
 _CPU_BLOCK, _GPU_BLOCK = 1 << 20, 1 << 28
 # Images whose features are standardised together.
-_ROWS = 2048
+_ROWS = 1024
 # Rows that mean, spread and principal components are estimated from.
 _SCALING_ROWS = 10_000
 
@@ -153,10 +154,13 @@ class PatchMap:
 
     def features(self, inputs: Images) -> Tensor:
         """(n, dim) float32 on the dictionary's device. Chunk by chunk: memory beyond the result is bounded."""
-        images = checked_images(inputs)
-        result = torch.empty(len(images), self.dim, device=self.weight.device)
-        for start in range(0, len(images), _ROWS):
-            result[start : start + _ROWS] = self._block(images[start : start + _ROWS].to(self.weight.device))
+        images, device = checked_images(inputs), self.weight.device
+        result = torch.empty(len(images), self.dim, device=device)
+
+        def fill(start: int) -> None:
+            result[start : start + _ROWS] = self._block(images[start : start + _ROWS].to(device))
+
+        map_parts(fill, range(0, len(images), _ROWS), device)
         return result
 
     def _block(self, images: Tensor) -> Tensor:

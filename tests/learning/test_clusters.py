@@ -209,3 +209,17 @@ def test_a_row_is_not_its_own_neighbour(points, k):
 def test_refusals_name_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_number_of_threads_does_not_matter(monkeypatch):
+    monkeypatch.setattr(clusters, "_CPU_BLOCK", 256)
+    points, _ = blobs(apart=1.0)
+    one, neighbours = kmeans(points, 8, seed=1), nearest_neighbours(points, 5)
+    torch.set_num_threads(2)
+    try:
+        two = kmeans(points, 8, seed=1)
+        assert torch.equal(two.centers, one.centers)
+        assert two.inertia == one.inertia
+        assert torch.equal(nearest_neighbours(points, 5), neighbours)
+    finally:
+        torch.set_num_threads(1)
