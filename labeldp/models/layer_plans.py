@@ -40,7 +40,9 @@ def plan_for(model: nn.Module, loss: Loss, columns: Columns, parameters: Paramet
     kept = _plans.get(model)
     if kept is None or kept[0] != key:
         first = tuple(column[:4] for column in columns)
-        kept = (key, _checked(_probed(model, first, parameters), model, loss, first, parameters))
+        with own_generator(0, first[0].device):
+            plan = _probed(model, first, parameters)
+        kept = (key, _checked(plan, model, loss, first, parameters))
         _plans[model] = kept
     return kept[1]
 
