@@ -304,3 +304,15 @@ def test_senseless_settings_are_refused():
         with pytest.raises(ValueError):
             vault.release(ask)
     assert vault.certificate(1e-5).epsilon == 0.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_adds_up_the_same():
+    ask = question(owners=np.arange(3000) % 700, weights=np.linspace(0, 2, 3000), features=64)
+    labels = labels_of(ask)
+    chosen = np.arange(0, 700, 3)
+    expected = ask.total(labels, chosen)
+    there = UserGradientSum(ask.model.cuda(), ask.inputs.cuda(), ask.users, ask.bound, 1.0, weights=ask.weights)
+    torch.testing.assert_close(there.total(labels, chosen).cpu(), expected, atol=1e-4, rtol=1e-4)
+    release = UserVault(labels, ask.users, 3).release(there)
+    assert release.value.device.type == "cuda"

@@ -15,14 +15,14 @@ from labeldp.accounting.certificate import verify
 from labeldp.accounting.events import Gaussian, PoissonGaussian
 from labeldp.accounting.journal import Journal
 from labeldp.accounting.spending import JournalStore
-from labeldp.learning.fit import sgd
+from labeldp.learning.fit import fit, sgd
 from labeldp.learning.projections import Projected
 from labeldp.private.gradients import NormBound
 from labeldp.private.user_gradients import UserGradientSum
 from labeldp.private.user_rows import cap_rows
 from labeldp.private.users import UserVault
 from labeldp.recipes.denoisers import Secret, alt_conv, alt_rows, no_op, self_conv
-from labeldp.recipes.user_level import train_on_gradients
+from labeldp.recipes.user_level import train_on_answers, train_on_gradients
 
 USERS, ROWS, CAP = 120, 300, 2
 
@@ -187,3 +187,19 @@ def test_past_the_budget_nothing_is_drawn():
     with pytest.raises(BudgetExceededError, match="worst user"):
         train(network(), problem()[0], box, epsilon=1.1, steps=3, batch_users=30, denoiser=no_op())
     assert box.certificate().epsilon == 0.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_trains_from_both_kinds_of_question():
+    inputs, _, labels = problem()
+    for denoiser in (no_op(), alt_rows(rows=40)):
+        box = vault()
+        model = train(
+            network().cuda(), inputs.cuda(), box, epsilon=8.0, steps=25, batch_users=30, bound=NormBound(0.5),
+            denoiser=denoiser, optimizer=sgd(2.0, momentum=0.0, weight_decay=0.0),
+        )  # fmt: skip
+        assert (model(inputs.cuda()).argmax(dim=1).cpu().numpy() == labels).mean() > 0.8
+        assert box.certificate(1e-5).epsilon <= 8.0
+    learn = partial(fit, epochs=3, batch_size=32)
+    model = train_on_answers(network().cuda(), inputs.cuda(), vault(), epsilon=30.0, cap=2, fit=learn)
+    assert (model(inputs.cuda()).argmax(dim=1).cpu().numpy() == labels).mean() > 0.7
