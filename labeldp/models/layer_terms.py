@@ -1,8 +1,8 @@
 """What a layer contributes to per-example gradients: inner products and weighted sums, with or without their table.
 
-A term holds the gradients t_{ik} of one parameter for rows i and candidate labels k. `gram` gives ⟨t_{ik}, t_{ij}⟩,
-(b, k, k) in float64, and `errors` numbers e_{ik} such that the true value, of what `weighted` adds up in float32, is at
-most √(e_{ik} e_{ij}) away. `weighted` gives Σ_i f_i t_i once one candidate per row was picked.
+A term holds the gradients t_{ik} of one parameter for rows i and candidate labels k. `measured` gives inner products
+⟨t_{ik}, t_{ij}⟩, (b, k, k) in float64, and numbers e_{ik} such that the true value, of what `weighted` adds up in
+float32, is at most √(e_{ik} e_{ij}) away. `weighted` gives Σ_i f_i t_i once one candidate per row was picked.
 
 Errors are bounded for any order of summation: n terms lose at most n · 2^-24 of the sum of their sizes (Higham 2002,
 section 4.2); twice that is allowed for here. With more than one candidate inner products are float64, and what is left
@@ -27,12 +27,8 @@ _EXACT = 2.0**-20
 class Term(Protocol):
     """Per-example gradients of one parameter with p entries: rows × candidates."""
 
-    def gram(self) -> Tensor:
-        """Inner products of each row's candidates, (b, k, k), float64."""
-        ...
-
-    def errors(self) -> Tensor:
-        """What rounding may change in the squared norms, (b, k), float64."""
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Inner products of each row's candidates, (b, k, k), and what rounding may change in the squares, (b, k)."""
         ...
 
     def pick(self, choice: Tensor) -> Term:
@@ -54,13 +50,10 @@ class Table:
 
     values: Tensor
 
-    def gram(self) -> Tensor:
-        """Inner products."""
-        return inner_products(self.values)
-
-    def errors(self) -> Tensor:
-        """A share of the squared norms."""
-        return _lost(self.values, min(self.values.shape[-1], _PIECE)) * norms(self.values).square()
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """The error is a share of the squared norms."""
+        gram = inner_products(self.values)
+        return gram, _lost(self.values, min(self.values.shape[-1], _PIECE)) * _diagonal(gram)
 
     def pick(self, choice: Tensor) -> Table:
         """One candidate per row."""
@@ -87,18 +80,17 @@ class Product:
     left: Tensor
     right: Tensor
 
-    def gram(self) -> Tensor:
-        """Inner products, place by place."""
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """The error is a share of (Σ_l |left_l| · |right_l|)², which cancellation between places cannot lower."""
+        lost = _lost(self.right, self.left.shape[-1] + self.right.shape[-1], self.left.shape[1])
         exact = self.right.shape[1] > 1
+        lengths = norms(self.left, exact)
         if self.left.shape[1] == 1:
-            return norms(self.left, exact)[:, :, None].square() * inner_products(self.right[:, :, 0])
+            gram = lengths[:, :, None].square() * inner_products(self.right[:, :, 0])
+            return gram, lost * _diagonal(gram)
         left = _wide(self.left) if exact else self.left
-        return _summed(_wide(left @ left.mT), self.right)
-
-    def errors(self) -> Tensor:
-        """A share of (Σ_l |left_l| · |right_l|)², which cancellation between places cannot lower."""
-        size = (norms(self.left)[:, None] * norms(self.right)).sum(2)
-        return _lost(self.right, self.left.shape[-1] + self.right.shape[-1]) * size.square()
+        size = (lengths[:, None] * norms(self.right, exact)).sum(2)
+        return _summed(_wide(left @ left.mT), self.right), lost * size.square()
 
     def pick(self, choice: Tensor) -> Product:
         """One candidate per row."""
@@ -125,15 +117,14 @@ class Lookup:
     right: Tensor
     entries: int
 
-    def gram(self) -> Tensor:
-        """Inner products over the pairs of places with the same entry."""
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Inner products over the pairs of places with the same entry; the error is a share of (Σ_l |right_l|)²."""
+        lost = _lost(self.right, self.right.shape[-1], self.index.shape[1])
         if self.index.shape[1] == 1:
-            return inner_products(self.right[:, :, 0])
-        return _summed((self.index[:, :, None] == self.index[:, None, :]).double(), self.right)
-
-    def errors(self) -> Tensor:
-        """A share of (Σ_l |right_l|)²."""
-        return _lost(self.right, self.right.shape[-1]) * norms(self.right).sum(2).square()
+            gram = inner_products(self.right[:, :, 0])
+            return gram, lost * _diagonal(gram)
+        same = (self.index[:, :, None] == self.index[:, None, :]).double()
+        return _summed(same, self.right), lost * norms(self.right).sum(2).square()
 
     def pick(self, choice: Tensor) -> Lookup:
         """One candidate per row."""
@@ -153,9 +144,10 @@ class Lookup:
         return total.scatter_add_(2, index, self.right).flatten(2)
 
 
-def _lost(values: Tensor, terms: int) -> float:
-    """The share of a sum of so many products that rounding may take, for candidates (b, k, …)."""
-    return _EXACT if values.shape[1] > 1 else (terms + 16) * 2.0**-23
+def _lost(values: Tensor, terms: int, places: int = 0) -> float:
+    """The share that rounding may take from squares of so many terms, and from a sum over so many places."""
+    squares = _EXACT if values.shape[1] > 1 else (terms + 16) * 2.0**-23
+    return squares + places * 2.0**-22
 
 
 def _summed(pairs: Tensor, right: Tensor) -> Tensor:
@@ -164,6 +156,10 @@ def _summed(pairs: Tensor, right: Tensor) -> Tensor:
     flat = _wide(right.flatten(1, 2)) if candidates > 1 else right.flatten(1, 2)
     gram = (flat @ flat.mT).view(rows, candidates, places, candidates, places)
     return torch.einsum("blm,bkljm->bkj", pairs, _wide(gram))
+
+
+def _diagonal(gram: Tensor) -> Tensor:
+    return gram.diagonal(dim1=1, dim2=2)
 
 
 def inner_products(values: Tensor) -> Tensor:
@@ -180,9 +176,10 @@ def norms(values: Tensor, exact: bool = False) -> Tensor:
     if exact:
         return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
     whole = values.shape[-1] // _PIECE * _PIECE
+    if whole == 0:
+        return _wide(torch.linalg.vector_norm(values, dim=-1))
     parts = [torch.linalg.vector_norm(values[..., whole:], dim=-1, keepdim=True)]
-    if whole:
-        parts.append(torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, _PIECE)), dim=-1))
+    parts.append(torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, _PIECE)), dim=-1))
     return _wide(torch.cat(parts, dim=-1)).square().sum(-1).sqrt()
 
 

@@ -52,6 +52,8 @@ Factors = Callable[[Tensor, Tensor], Tensor]
 _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 # What rounding may take from a norm that comes without its error: 4096 squares added up in float32, and twice that.
 ROUNDING = 2.0**-11
+# A smaller factor is no longer a normal number of float32 in the end.
+SMALLEST = 2.0**-120
 # The table of group sums that is in memory at once, in bytes.
 _GROUP_BYTES = 1 << 29
 
@@ -171,8 +173,8 @@ def bounded_sum(
 
 def _bounded(found: list[Piece], factors: Factors, choice: Tensor, model: nn.Module, clean: bool = False) -> Tensor:
     with full_precision():
-        gram = torch.stack([piece.term.gram() for piece in found]).sum(0)
-        errors = torch.stack([piece.term.errors() for piece in found]).sum(0)
+        every = [piece.term.measured() for piece in found]
+        gram, errors = (reduce(torch.add, each) for each in zip(*every, strict=True))
         scale = factors(gram, errors).gather(1, choice[:, None])[:, 0]
         sums: Parameters = {}
         for piece in found:
@@ -183,16 +185,20 @@ def _bounded(found: list[Piece], factors: Factors, choice: Tensor, model: nn.Mod
 
 
 def norm_factors(clip: float, gram: Tensor, errors: Tensor) -> Tensor:
-    """min(1, clip / norm) of each row's candidates, (b, k), never above it for what is added up."""
+    """min(1, clip / norm) of each row's candidates, (b, k), never above it for what is added up.
+
+    Zero where the norm is not finite, or so large that the factor would lose its digits in float32.
+    """
     upper = (gram.diagonal(dim1=1, dim2=2).clamp(min=0.0) + errors).sqrt()
     # The factor itself is rounded to float32 before it is used.
     factors = (clip * (1 - 2.0**-20) / upper).clamp(max=1.0)
-    return torch.where(upper.isfinite(), factors, 0.0)
+    return torch.where(upper.isfinite() & (factors >= SMALLEST), factors, 0.0)
 
 
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
     """min(1, clip / norm) for norms that were summed in float32, a little below; 0 where the norm is not finite."""
-    return torch.where(norms.isfinite(), (clip * (1 - ROUNDING) / norms).clamp(max=1.0), 0.0)
+    factors = (clip * (1 - ROUNDING) / norms).clamp(max=1.0)
+    return torch.where(norms.isfinite() & (factors >= SMALLEST), factors, 0.0)
 
 
 def _clipped_groups(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from labeldp.models.per_example import norm_factors
+from labeldp.models.per_example import SMALLEST, norm_factors
 
 _SHORTEST, _LONGEST = 1e-10, 1e10
 
@@ -87,8 +87,10 @@ class DiameterBound:
         clipped = norm_factors(self.clip, gram, errors)
         apart = _distances(gram * clipped[:, :, None] * clipped[:, None, :], errors.sqrt() * clipped)
         scale = (self.diameter * (1 - 2.0**-20) / apart.amax((1, 2))).clamp(max=1.0)
-        usable = gram.isfinite().all(2).all(1) & errors.isfinite().all(1)
-        return torch.where(usable[:, None], clipped * scale[:, None], 0.0)
+        factors = clipped * scale[:, None]
+        # All candidates or none: one that is dropped alone could end up further than D from the others.
+        usable = gram.isfinite().all(2) & errors.isfinite() & (factors >= SMALLEST)
+        return torch.where(usable.all(1, keepdim=True), factors, 0.0)
 
 
 def _distances(gram: Tensor, errors: Tensor) -> Tensor:

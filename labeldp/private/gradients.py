@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -33,6 +34,8 @@ from labeldp.private.shared import checked_classes, checked_integer, same_classe
 from labeldp.releases import NoisyGradient
 
 __all__ = ["DiameterBound", "GradientSum", "NormBound", "isolated", "poisson_batch"]
+
+_BESIDE = ThreadPoolExecutor(max_workers=1, thread_name_prefix="labeldp-noise")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +126,17 @@ class GradientSum:
         """Draw the batch, add up its bounded gradients, add the noise, divide by the expected size."""
         rows = poisson_batch(len(labels), self.rate, rng)
         with isolated(self.model, self.precision, rng):
+            noise = self._noise(rng)
             total = self._total(labels, rows)
-        noise = torch.as_tensor(rng.gaussian(total.numel(), self.noise_std)).to(total.device)
-        value = ((total.double() + noise) / self.expected_batch).to(total.dtype)
+        value = ((total.double() + torch.as_tensor(noise()).to(total.device)) / self.expected_batch).to(total.dtype)
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
+
+    def _noise(self, rng: SecureRandom) -> Callable[[], npt.NDArray[Any]]:
+        """Noise for every trainable parameter; drawn beside the device's work where there is a device."""
+        size = sum(value.numel() for value in self.model.parameters() if value.requires_grad)
+        if device_of(self.model).type == "cpu":
+            return lambda: rng.gaussian(size, self.noise_std)
+        return _BESIDE.submit(rng.gaussian, size, self.noise_std).result
 
     @property
     def expected_batch(self) -> float:

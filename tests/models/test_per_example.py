@@ -217,7 +217,7 @@ def check_both_ways(model, columns, num_classes):
     for way in (plan, layer_plans.Plan(plan.outputs), DIRECT):
         found = pieces(way, model, cross_entropy, columns, every, trained)
         close(table(found, trained), expected)
-        close(sum(piece.term.gram() for piece in found), expected.double() @ expected.double().mT)
+        close(sum(piece.term.measured()[0] for piece in found), expected.double() @ expected.double().mT)
         sums = {p.name: p.arranged(p.term.pick(every.argmax(1) * 0).weighted(torch.arange(3.0))) for p in found}
         close(torch.cat([sums[name] for name in trained]), expected[1, 0] + 2 * expected[2, 0])
 
