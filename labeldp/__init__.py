@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from labeldp.private.moments import Moments
     from labeldp.private.randomizers import BitFlip, LaplaceOneHot, PriorResponse, RandomizedResponse, TopKResponse
     from labeldp.private.randomness import SecureRandom
+    from labeldp.private.user_gradients import UserGradientSum
+    from labeldp.private.user_responses import UserResponse
+    from labeldp.private.users import UserVault, cap_rows
     from labeldp.private.vault import LabelVault
     from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
 
@@ -44,7 +47,11 @@ __all__ = [
     "RandomizedResponse",
     "SecureRandom",
     "TopKResponse",
+    "UserGradientSum",
+    "UserResponse",
+    "UserVault",
     "__version__",
+    "cap_rows",
     "privatize",
     "read_private",
 ]
@@ -58,6 +65,9 @@ _HOMES = {
     "private.moments": ("Moments",),
     "private.randomizers": ("BitFlip", "LaplaceOneHot", "PriorResponse", "RandomizedResponse", "TopKResponse"),
     "private.randomness": ("SecureRandom",),
+    "private.user_gradients": ("UserGradientSum",),
+    "private.user_responses": ("UserResponse",),
+    "private.users": ("UserVault", "cap_rows"),
     "private.vault": ("LabelVault",),
     "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments"),
 }

@@ -325,7 +325,8 @@ def _summary(certificate: Certificate, target: Path) -> str:
 def verify(file: Path, as_json: bool) -> None:
     """Recompute a certificate from its ledger and check the file it speaks about.
 
-    FILE is a certificate or the artifact beside it. Exit code 1 and the reasons when anything is off.
+    FILE is a certificate or the artifact beside it; a certificate that speaks about no file, such as a vault's, is
+    checked by itself. Exit code 1 and the reasons when anything is off.
     """
     from labeldp.accounting.words import at_most, odds_in_words
     from labeldp.data.tables import certificate_of, verify_file
@@ -338,7 +339,7 @@ def verify(file: Path, as_json: bool) -> None:
     else:
         claim = certificate_of(file)
         click.echo(f"{file}: the certificate holds, for epsilon {at_most(claim.epsilon)}.")
-        click.echo(odds_in_words(claim.epsilon, claim.delta))
+        click.echo(odds_in_words(claim.epsilon, claim.delta, claim.unit.protects))
     if problems:
         raise click.exceptions.Exit(1)
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from labeldp import UserResponse, UserVault
 from labeldp.accounting.journal import Journal
 
 SECRET = "very-secret-class"
@@ -161,6 +162,23 @@ def test_tampering_fails_verification_with_the_reason(table):
     assert run.stderr.strip()
     found = labeldp("verify", target, "--json", check=1)
     assert json.loads(found.stdout)["holds"] is False
+
+
+def test_a_certificate_of_no_file_is_checked_by_itself(tmp_path):
+    target = tmp_path / "vault.json"
+    vault = UserVault([0, 1, 1], users=[7, 7, 8], num_classes=2)
+    vault.release(UserResponse(1.0, 2, vault.users))
+    vault.certificate().write(target)
+    assert "all labels of one user by at most 2.72×" in labeldp("verify", target, check=0).stdout
+    target.write_text(target.read_text().replace('"epsilon": 1.0', '"epsilon": 0.5', 1))
+    assert "cannot be verified" in labeldp("verify", target, check=1).stderr
+
+
+def test_a_tables_certificate_under_another_name_is_not_enough(table):
+    _, target = privatize(table, check=0)
+    moved = target.parent / "moved.json"
+    (target.parent / f"{target.name}.certificate.json").rename(moved)
+    assert "keep it beside that file" in labeldp("verify", moved, check=1).stderr
 
 
 def test_a_seeded_run_says_so_and_does_not_verify(table):

@@ -80,7 +80,8 @@ def test_the_exported_names_are_these():
         "BitFlip", "Budget", "BudgetExceededError", "Certificate", "DiameterBound", "GaussianNoise", "GradientSum",
         "GroupCounts", "LabelVault", "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts", "NoisyGradient",
         "NoisyLabels", "NoisyMoments", "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse",
-        "SecureRandom", "TopKResponse", "__version__", "privatize", "read_private",
+        "SecureRandom", "TopKResponse", "UserGradientSum", "UserResponse",
+        "UserVault", "__version__", "cap_rows", "privatize", "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
         assert getattr(labeldp, name) is not None

@@ -18,15 +18,15 @@ def at_most(value: float, digits: int = 6) -> str:
     return f"{float(rounded):.{digits}g}"
 
 
-def odds_in_words(epsilon: float, delta: float) -> str:
-    """Epsilon as what it means: how far the odds between two values of one label can move.
+def odds_in_words(epsilon: float, delta: float, protects: str = "one label") -> str:
+    """Epsilon as what it means: how far the odds between two values of what is protected can move.
 
     >>> odds_in_words(1.0, 0.0)
     'Whoever sees the result can change their odds between two values of one label by at most 2.72×.'
     """
     if math.isinf(epsilon):
         return "No promise: the labels can be recovered."
-    promise = "Whoever sees the result can change their odds between two values of one label by at most "
+    promise = f"Whoever sees the result can change their odds between two values of {protects} by at most "
     promise += f"{at_most(math.exp(epsilon), 3)}×" if epsilon < 50 else "an astronomical factor"
     promise += "." if delta == 0 else f", except with probability {at_most(delta, 3)}."
     return promise if epsilon < 10 else f"{promise} That protects hardly anything; below 5 is usual."

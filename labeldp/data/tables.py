@@ -236,7 +236,12 @@ def _law(request: Request, description: Mapping[str, Any], prior: FloatArray | N
 def certificate_of(path: Path | str) -> Certificate:
     """The certificate of an artifact; `path` is either of the two."""
     path = Path(path)
-    return read_certificate(path if path.name.endswith(_NOTE) else certificate_path(path))
+    return read_certificate(path if path.name.endswith(_NOTE) or _is_bare(path) else certificate_path(path))
+
+
+def _is_bare(path: Path) -> bool:
+    """Whether this is a certificate kept under a name of its own: no artifact is named after it."""
+    return path.suffix == ".json" and not path.name.endswith(_NOTE) and not certificate_path(path).is_file()
 
 
 def verify_file(path: Path | str) -> tuple[str, ...]:
@@ -244,9 +249,12 @@ def verify_file(path: Path | str) -> tuple[str, ...]:
 
     `path` is either of the two. Recomputes the claim, the hash and the number of rows. A Parquet file repeats
     its public parameters inside, so a certificate that was rewritten, checksum and all, is caught there too.
-    A CSV file has only its certificate.
+    A CSV file has only its certificate. A certificate of no file at all (`vault.certificate()`, written under any name
+    that does not belong to an artifact) is checked by itself.
     """
     path = Path(path)
+    if _is_bare(path):
+        return _bare_problems(path)
     note = path if path.name.endswith(_NOTE) else certificate_path(path)
     artifact = note.with_name(note.name.removesuffix(_NOTE))
     if not note.is_file():
@@ -257,6 +265,18 @@ def verify_file(path: Path | str) -> tuple[str, ...]:
     except Exception as error:
         # Whatever is in the file, the answer is a sentence.
         return (f"the certificate {note.name!r} cannot be verified: {str(error) or type(error).__name__}",)
+
+
+def _bare_problems(path: Path) -> tuple[str, ...]:
+    try:
+        certificate = read_certificate(path)
+        if certificate.artifact is None:
+            return verify(certificate)
+        home = certificate.artifact.name + _NOTE
+        return (f"the certificate speaks about {certificate.artifact.name!r}; keep it beside that file as {home!r}",)
+    except Exception as error:
+        # Whatever is in the file, the answer is a sentence.
+        return (f"the certificate {path.name!r} cannot be verified: {str(error) or type(error).__name__}",)
 
 
 def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
