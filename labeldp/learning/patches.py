@@ -148,9 +148,7 @@ class PatchMap:
     @property
     def dim(self) -> int:
         """Number of features."""
-        if self.scaling is not None and self.scaling.basis is not None:
-            return self.scaling.basis.shape[1]
-        return 2 * len(self.bias) * self.pool * self.pool
+        return self.scaling.dim if self.scaling is not None else 2 * len(self.bias) * self.pool * self.pool
 
     def features(self, inputs: Images) -> Tensor:
         """(n, dim) float32 on the dictionary's device. Chunk by chunk: memory beyond the result is bounded."""

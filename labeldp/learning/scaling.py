@@ -24,6 +24,11 @@ class Scaling:
     inverse: Tensor
     basis: Tensor | None = None
 
+    @property
+    def dim(self) -> int:
+        """Number of coordinates that come out."""
+        return len(self.mean) if self.basis is None else self.basis.shape[1]
+
     def __call__(self, rows: Tensor) -> Tensor:
         """(n, d) → (n, r)."""
         standard = (rows - self.mean) * self.inverse
@@ -40,6 +45,8 @@ def fit_scaling(sample: Tensor, *, dims: int | None = None, floor: float = 0.01,
     >>> scaling(torch.tensor([[2.0, 5.0]])).tolist()
     [[1.0, 0.0]]
     """
+    if not bool(torch.isfinite(sample.sum(dtype=torch.float64))):
+        raise ValueError("inputs have values that are not finite; fill in or drop missing features")
     variance, mean = torch.var_mean(sample.double(), dim=0, correction=0)
     spread = (variance + floor * variance.mean()).sqrt()
     # A constant column has a variance of rounding errors only.

@@ -1,0 +1,168 @@
+"""Tables to features: numbers standardised, categories one-hot or hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labeldp.learning.features import sample_rows
+from labeldp.learning.scaling import Scaling, principal_components
+from labeldp.models.shared import checked_count
+
+Array = Tensor | np.ndarray
+# Numeric columns (n, a) and categorical ones (n, b); either may have no columns.
+Tables = tuple[Array, Array]
+
+_CHUNK = 16_384
+
+
+@dataclass(frozen=True)
+class Table:
+    """How to encode a table (numeric (n, a), categorical (n, b)).
+
+    A number becomes (x − mean) / spread; a missing one (NaN) becomes 0, and a column with missing numbers gets a second
+    one that says so. A category becomes one-hot, in a column of few values, all zero for a value not seen before; else
+    ±1 at one of `buckets` places, place and sign from a hash of the column's number and the value (Weinberger et al.
+    2009), so that products of rows are unbiased and new values need no care.
+
+    Args:
+        one_hot: columns with at most this many values are one-hot, others hashed.
+        buckets: places shared by all hashed columns.
+        dims: principal components kept; None keeps all coordinates.
+        seed: of the hash, and of the components.
+
+    >>> table = (np.array([[1.0], [3.0]]), np.array([["red"], ["blue"]]))
+    >>> Table().fit(table).features(table).tolist()
+    [[-1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+    """
+
+    one_hot: int = 64
+    buckets: int = 256
+    dims: int | None = None
+    seed: int = 0
+
+    def fit(self, inputs: Tables, device: torch.device | str | None = None) -> TableMap:
+        """Means, spreads and values of public rows."""
+        numeric, categorical = checked_table(inputs)
+        place = torch.device(device or "cpu")
+        buckets, most = checked_count("buckets", self.buckets), checked_count("one_hot", self.one_hot, low=0)
+        present = ~np.isnan(numeric)
+        counts = np.maximum(present.sum(axis=0), 1)
+        mean = np.where(present, numeric, 0).sum(axis=0) / counts
+        spread = np.sqrt(np.where(present, (numeric - mean) ** 2, 0).sum(axis=0) / counts)
+        values = tuple(_values(column, most) for column in categorical.T)
+        hashed = buckets if any(kept is None for kept in values) else 0
+        plain = TableMap(mean, spread, np.asarray(~present.all(axis=0)), values, hashed, self.seed, place)
+        if self.dims is None:
+            return plain
+        rows = sample_rows(len(numeric), 50_000, self.seed).numpy()
+        sample = plain.features((numeric[rows], categorical[rows]))
+        return replace(plain, scaling=_rotation(sample, self.dims, self.seed))
+
+
+@dataclass(frozen=True, eq=False)
+class TableMap:
+    """An encoding ready for use.
+
+    Args:
+        mean, spread: of the numeric columns, missing numbers left out.
+        missing: which numeric columns had missing numbers.
+        values: per categorical column its values in order, or None when it is hashed.
+        buckets: places for hashed columns, 0 when there are none.
+    """
+
+    mean: np.ndarray
+    spread: np.ndarray
+    missing: np.ndarray
+    values: tuple[np.ndarray | None, ...]
+    buckets: int
+    seed: int
+    device: torch.device
+    scaling: Scaling | None = None
+
+    @property
+    def dim(self) -> int:
+        """Number of features."""
+        if self.scaling is not None:
+            return self.scaling.dim
+        one_hot = sum(len(kept) for kept in self.values if kept is not None)
+        return len(self.mean) + int(self.missing.sum()) + one_hot + self.buckets
+
+    def features(self, inputs: Tables) -> Tensor:
+        """(n, dim)."""
+        numeric, categorical = checked_table(inputs)
+        if numeric.shape[1] != len(self.mean) or categorical.shape[1] != len(self.values):
+            raise ValueError(
+                f"inputs have {numeric.shape[1]} numeric and {categorical.shape[1]} categorical columns; "
+                f"the table fitted had {len(self.mean)} and {len(self.values)}"
+            )
+        result = torch.empty(len(numeric), self.dim, device=self.device)
+        for start in range(0, len(numeric), _CHUNK):
+            span = slice(start, start + _CHUNK)
+            rows = torch.from_numpy(self._encoded(numeric[span], categorical[span])).to(self.device)
+            result[span] = rows if self.scaling is None else self.scaling(rows)
+        return result
+
+    def _encoded(self, numeric: np.ndarray, categorical: np.ndarray) -> np.ndarray:
+        inverse = np.divide(1.0, self.spread, out=np.zeros_like(self.spread), where=self.spread > 0)
+        parts = [np.nan_to_num((numeric - self.mean) * inverse), np.isnan(numeric)[:, self.missing]]
+        hashed = np.zeros((len(numeric), self.buckets))
+        for number, (column, kept) in enumerate(zip(categorical.T, self.values, strict=True)):
+            if kept is not None:
+                parts.append(_one_hot(column, kept, number))
+            else:
+                _add_hashed(hashed, column, number, self.seed)
+        return np.concatenate([*parts, hashed], axis=1, dtype=np.float32)
+
+
+def checked_table(inputs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """float64 numbers and an array of categories with as many rows, or ValueError."""
+    if not isinstance(inputs, tuple | list) or len(inputs) != 2:
+        raise ValueError("inputs is not a pair; give (numeric columns, categorical columns), either with no columns")
+    numeric, categorical = (_array(part) for part in inputs)
+    if numeric.ndim != 2 or categorical.ndim != 2 or len(numeric) != len(categorical):
+        raise ValueError(
+            f"numeric has shape {numeric.shape}, categorical {categorical.shape}; give (n, a) and (n, b) of the same n"
+        )
+    numeric = numeric.astype(np.float64)
+    if np.isinf(numeric).any():
+        raise ValueError("numeric has infinite values; leave missing numbers as NaN and cap the rest")
+    if categorical.dtype.kind == "f":
+        raise ValueError("categorical holds floats; give whole numbers or strings, and floats as numeric columns")
+    return numeric, categorical.astype(str) if categorical.dtype == object else categorical
+
+
+def _array(part: Array) -> np.ndarray:
+    return part.cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+
+
+def _values(column: np.ndarray, most: int) -> np.ndarray | None:
+    values = np.unique(column)
+    return values if len(values) <= most else None
+
+
+def _one_hot(column: np.ndarray, values: np.ndarray, number: int) -> np.ndarray:
+    if (column.dtype.kind in "US") != (values.dtype.kind in "US"):
+        raise ValueError(f"categorical column {number} is {column.dtype}, but the one fitted was {values.dtype}")
+    return column[:, None] == values
+
+
+def _add_hashed(rows: np.ndarray, column: np.ndarray, number: int, seed: int) -> None:
+    """Add ±1 to each row at the place of its value."""
+    values, which = np.unique(column, return_inverse=True)
+    # Python's own hash differs between processes.
+    digests = [hashlib.blake2b(f"{seed} {number} {value}".encode(), digest_size=8).digest() for value in values]
+    codes = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)[which]
+    places = ((codes >> np.uint64(1)) % np.uint64(rows.shape[1])).astype(np.int64)
+    rows[np.arange(len(rows)), places] += np.where(codes & np.uint64(1), 1.0, -1.0)
+
+
+def _rotation(sample: Tensor, dims: int, seed: int) -> Scaling:
+    """Principal components of the columns as they are: zeros and ones are not scaled to like variance."""
+    centred = Scaling(sample.mean(dim=0), torch.ones(sample.shape[1], device=sample.device))
+    return Scaling(centred.mean, centred.inverse, principal_components(centred(sample), dims, seed=seed))
