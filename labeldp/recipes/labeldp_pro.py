@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from pathlib import Path
 
 import torch
@@ -163,6 +164,13 @@ class Goal:
                 f"epsilon={self.epsilon}, noise_multiplier={self.noise_multiplier} and a length of {self.times} looks: "
                 "give two of epsilon, noise_multiplier and length (epochs or steps); the third follows"
             )
+        for name in ("delta", "epsilon", "noise_multiplier"):
+            value = getattr(self, name)
+            if value is None and name != "delta":
+                continue
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise ValueError(f"{name}={value!r} is not a number")
+            object.__setattr__(self, name, float(value))
         check_target(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if self.noise_multiplier is not None and not 0 < self.noise_multiplier < math.inf:
             raise ValueError(f"noise_multiplier={self.noise_multiplier} is not an amount of noise; give a number > 0")
@@ -181,11 +189,11 @@ class Goal:
 
     def _settled(self, event_of: Callable[[float], Event], bound: Bound, rate: float) -> tuple[float, int]:
         match self.epsilon, self.noise_multiplier, self.times:
-            case float() | int() as epsilon, None, int() as times:
+            case float() as epsilon, None, int() as times:
                 return least_noise(event_of, times, epsilon, self.delta, bound.diameter, rate), times
-            case None, float() | int() as multiplier, int() as times:
+            case None, float() as multiplier, int() as times:
                 return multiplier * bound.radius, times
-            case float() | int() as epsilon, float() | int() as multiplier, None:
+            case float() as epsilon, float() as multiplier, None:
                 noise = multiplier * bound.radius
                 return noise, _used_up(event_of(noise), epsilon, self.delta)
         raise ValueError(f"{self} is not made of numbers")

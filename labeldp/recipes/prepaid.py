@@ -136,9 +136,10 @@ def in_words(value: Any) -> Any:
         return {str(key): in_words(entry) for key, entry in sorted(value.items())}
     if isinstance(value, list | tuple):
         return [in_words(entry) for entry in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return in_words(value.tolist())
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return value if plain else getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def optimizer_in_words(optimizer: MakeOptimizer, schedule: Schedule) -> Any:

@@ -17,7 +17,8 @@ from labeldp.learning.fit import accuracy, adam, fit, predict, sgd
 from labeldp.learning.objectives import on_classes
 from labeldp.learning.schedules import linear
 from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
-from labeldp.recipes.denoisers import Named, Secret, batches_for
+from labeldp.recipes import denoisers
+from labeldp.recipes.denoisers import Named, Projector, Secret, batches_for
 from labeldp.recipes.labeldp_pro import Goal, alt_conv, alt_rows, no_op, self_conv, self_span, train
 
 K, DELTA = 3, 1e-5
@@ -335,6 +336,37 @@ def test_several_inputs(denoiser):
     assert accuracy(model, (x, codes), labels) > 0.8
 
 
+def test_numbers_of_other_libraries_are_numbers():
+    box = vault()
+    some(network(), problem()[0], box, epsilon=np.float32(1.0), epochs=np.int64(1), denoiser=no_op())
+    assert box.certificate(DELTA).epsilon == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [alt_conv, alt_rows, self_conv], ids=["alt_conv", "alt_rows", "self_conv"])
+def test_candidates_are_clipped_only_when_asked(make, monkeypatch):
+    seen, real = set(), denoisers.PublicGradients
+    monkeypatch.setattr(
+        denoisers, "PublicGradients", lambda *args, clip, **more: (seen.add(clip), real(*args, clip=clip, **more))[1]
+    )
+    for clipped, clip in ((False, None), (True, 0.5)):
+        denoiser = make(tolerance=0.2, clipped=clipped)
+        some(network(), problem()[0], vault(), epsilon=1.0, epochs=1, denoiser=denoiser, bound=NormBound(0.5))
+        assert seen == {clip}
+        seen.clear()
+
+
+def test_the_other_rows_are_drawn_anew_without_repeats_and_again_the_same():
+    x = torch.arange(50.0)[:, None]
+    batches = batches_for(alt_conv(rows=20), x, 50, 5, seed=4)
+    draw = Projector(nn.Linear(1, 2), x, batches, alt_conv(rows=20), 5, silent, 1.0)._public
+    first, second = draw(0).flatten().tolist(), draw(1).flatten().tolist()
+    assert len(set(first)) == len(set(second)) == 20
+    assert first != second
+    assert draw(0).flatten().tolist() == first
+    assert len(Projector(nn.Linear(1, 2), x, batches, alt_conv(), 5, silent, 1.0)._public(0)) == 5
+    assert len(Projector(nn.Linear(1, 2), x, batches, alt_conv(rows=99), 5, silent, 1.0)._public(0)) == 50
+
+
 def test_frozen_weights_stay():
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, K))
     model[0].requires_grad_(False)
@@ -360,6 +392,9 @@ def with_nan():
         ({"epsilon": math.inf}, "epsilon=inf"),
         ({"epsilon": math.nan}, "epsilon=nan"),
         ({"epsilon": -1.0}, "epsilon=-1.0"),
+        ({"epsilon": "1"}, "epsilon='1' is not a number"),
+        ({"epsilon": True}, "epsilon=True is not a number"),
+        ({"delta": None}, "delta=None"),
         ({"delta": 0.0}, "delta=0"),
         ({"delta": 1.0}, "delta=1"),
         ({"delta": 1e-14}, "delta"),
