@@ -215,3 +215,18 @@ def test_no_label_is_written_to_the_folder(tmp_path):
     tallies = [(tmp_path / name / "looks.tally").read_text().splitlines() for name in "ab"]
     assert tallies[0][1:] == tallies[1][1:]
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["checkpoint.pt", "gradients.log", "looks.tally"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@every_denoiser
+def test_on_a_gpu(denoiser, tmp_path, drawn):
+    x, _ = problem()
+    box = vault(Budget(1.0, DELTA), seed=3)
+    settings = {"epsilon": 1.0, "epochs": 3, "denoiser": denoiser, "every": 1, "average": 0.5, "folder": tmp_path}
+    with pytest.raises(StopHereError):
+        some(network().cuda(), x.cuda(), box, **settings, report=stop_at(23))
+    model = some(network(1).cuda(), x.cuda(), box, **settings)
+    assert len(drawn) == 30
+    assert weights(model).is_cuda
+    assert torch.isfinite(weights(model)).all()
+    assert box.certificate().epsilon == pytest.approx(1.0, rel=1e-4)
