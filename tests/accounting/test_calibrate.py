@@ -67,9 +67,9 @@ def test_partition_counts_passes(eps: float, sigma: float) -> None:
 @pytest.mark.parametrize("delta", [1e-5, 1e-8])
 @pytest.mark.parametrize("eps", [0.01, 0.1, 1.0, 10.0])
 def test_calibration_is_quick_and_checked(eps: float, delta: float, steps: int) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     sigma = noise_multiplier(eps, delta, steps, Q)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     spent = epsilon(_dp_sgd("poisson", sigma, steps, Q), delta)
     assert eps * (1 - 1e-4) <= spent <= eps
 
