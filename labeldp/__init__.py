@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from labeldp.private.user_responses import UserResponse
     from labeldp.private.users import UserVault, cap_rows
     from labeldp.private.vault import LabelVault
+    from labeldp.private.votes import GroupVotes
     from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
 
 __version__ = metadata.version("labeldp")
@@ -33,6 +34,7 @@ __all__ = [
     "GaussianNoise",
     "GradientSum",
     "GroupCounts",
+    "GroupVotes",
     "LabelVault",
     "LaplaceNoise",
     "LaplaceOneHot",
@@ -69,6 +71,7 @@ _HOMES = {
     "private.user_responses": ("UserResponse",),
     "private.users": ("UserVault", "cap_rows"),
     "private.vault": ("LabelVault",),
+    "private.votes": ("GroupVotes",),
     "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
