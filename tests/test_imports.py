@@ -79,8 +79,8 @@ def test_the_exported_names_are_these():
     assert set(labeldp.__all__) == {
         "BitFlip", "Budget", "BudgetExceededError", "Certificate", "DiameterBound", "GaussianNoise", "GradientSum",
         "GroupCounts", "GroupVotes", "LabelVault", "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts",
-        "NoisyGradient", "NoisyLabels", "NoisyMoments", "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse",
-        "SecureRandom", "TopKResponse", "UserGradientSum", "UserResponse",
+        "NoisyGradient", "NoisyLabels", "NoisyMoments", "NormBound", "PriorResponse", "PrivateTable",
+        "RandomizedResponse", "SecureRandom", "TopKResponse", "UserGradientSum", "UserResponse",
         "UserVault", "__version__", "cap_rows", "privatize", "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
