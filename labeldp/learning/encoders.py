@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
+import json
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from labeldp.learning.cache import content_key
 from labeldp.learning.features import checked_rows, sample_rows
 from labeldp.learning.patches import as_float
 from labeldp.learning.scaling import Scaling, fit_scaling
-from labeldp.learning.tensorfile import read_tensors, write_tensors
+from labeldp.learning.tensorfile import read_metadata, read_tensors, write_tensors
 
 _SAMPLE = 20_000
 # Images passed through the network at once.
@@ -107,27 +108,32 @@ class EncoderMap:
 
 
 def save_encoder(
-    path: Path | str, body: nn.Module, *, half: bool = True, notes: Mapping[str, str] | None = None
+    path: Path | str, encoder: Encoder, *, half: bool = True, notes: Mapping[str, str] | None = None
 ) -> None:
-    """Weights as safetensors, in half precision unless told otherwise, with notes on how they were made."""
-    state = {name: value.half() if half and value.dtype == torch.float32 else value for name, value in _state(body)}
-    write_tensors(path, state, notes)
+    """Weights and the scaling of inputs as safetensors, with notes on how they were made; half precision by default."""
+    state = encoder.model.state_dict()
+    tensors = {name: value.half() if half and value.dtype == torch.float32 else value for name, value in state.items()}
+    scaling = {"mean": json.dumps(encoder.mean), "spread": json.dumps(encoder.spread)}
+    write_tensors(path, tensors, {**(notes or {}), **scaling})
 
 
-def load_encoder(path: Path | str, body: nn.Module | None = None) -> nn.Module:
-    """A network from a local file, in eval mode on the CPU. Nothing is unpickled, so no file can run Python code.
+def load_encoder(path: Path | str, body: nn.Module | None = None) -> Encoder:
+    """A network from a local file, on the CPU. Nothing is unpickled, so no file can run Python code.
+
+    The scaling of inputs comes along when `save_encoder` wrote the file; for others set it, and whatever else, by
+    `dataclasses.replace(encoder, mean=…, spread=…)`.
 
     Args:
         path: with `body`, its weights: safetensors, or a state dict written by `torch.save` (of the body, or of a
             whole network whose names begin with "body."). Without, a TorchScript file, which brings its own network:
             DINO, CLIP or any other is saved once by `torch.jit.trace(network, example).save(path)`.
-        body: filled in place and returned.
+        body: filled in place.
 
     Files of `torch.export` are refused: reading one can run any Python function it names.
     """
     path = Path(path)
     if body is None:
-        return _Script(path)
+        return Encoder(_Script(path))
     saved, own = _weights(path), body.state_dict()
     if all(f"body.{name}" in saved for name in own):
         saved = {name: saved[f"body.{name}"] for name in own}
@@ -135,7 +141,14 @@ def load_encoder(path: Path | str, body: nn.Module | None = None) -> nn.Module:
     if wrong:
         raise ValueError(f"{path.name} lacks {len(wrong)} of {len(own)} tensors by name and shape, such as {wrong[0]}")
     body.load_state_dict({name: saved[name] for name in own})
-    return body.eval()
+    notes = read_metadata(path) if path.suffix == ".safetensors" else {}
+    mean, spread = (_channels(notes.get(name)) for name in ("mean", "spread"))
+    return Encoder(body.eval(), mean, spread)
+
+
+def _channels(note: str | None) -> tuple[float, ...] | None:
+    values = json.loads(note) if note else None
+    return tuple(float(value) for value in values) if isinstance(values, list) else None
 
 
 class _Script(nn.Module):
@@ -175,14 +188,6 @@ def _weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(saved, dict) or not all(isinstance(value, Tensor) for value in saved.values()):
         raise ValueError(f"{path.name} is not a state dict; write it by torch.save(network.state_dict(), path)")
     return saved
-
-
-def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(model.named_modules())
-
-
-def _state(body: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(name, value.detach()) for name, value in body.state_dict().items()]
 
 
 def _evaluating(model: nn.Module, device: torch.device) -> nn.Module:
