@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vjp, vmap  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.functional import cross_entropy as _cross_entropy
 from torch.nn.functional import one_hot
@@ -97,14 +98,15 @@ def _run_chain(
 ) -> tuple[Parameters, Parameters, Parameters]:
     """What went into the layers, (b, 1, …), and the gradients of what came out, (b, k, 1, …)."""
     seen: Parameters = {}
-    outputs: Parameters = {}
+    # Places in the graph, not the outputs themselves: most layers after them do not need those any more.
+    outputs: dict[str, GradientEdge] = {}
     (values,) = columns
     with torch.enable_grad():
         for name in plan.chain:
             layer, before = model.get_submodule(name), values
             values = _channels_last(layer(before)) if isinstance(layer, nn.Conv2d) else layer(before)
             if name in plan.outputs:
-                seen[name], outputs[name] = before.detach()[:, None], values
+                seen[name], outputs[name] = before.detach()[:, None], get_gradient_edge(values)
         slopes = _slopes(loss, _float(values.detach()), labels).to(values.dtype)
         if labels.shape[1] == 1:
             found = torch.autograd.grad(values, list(outputs.values()), slopes[:, 0])

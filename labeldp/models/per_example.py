@@ -6,6 +6,7 @@ gradient depends on which other rows are in the batch (see `layer_gradients`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 
@@ -239,20 +240,30 @@ def _chunks(
     if len(labels) == 0 or not parameters:
         return
     plan = DIRECT if direct else plan_for(model, loss, columns, parameters)
-    step = chunk or rows_at_once(plan, parameters, labels.shape[1])
+    step = chunk or _even(len(labels), rows_at_once(plan, parameters, labels.shape[1]))
     for start in range(0, len(labels), step):
         rows = slice(start, start + step)
         yield rows, pieces(plan, model, loss, _laid_out(columns, rows), labels[rows], parameters)
 
 
+def _even(rows: int, most: int) -> int:
+    """The size of equal chunks of at most `most` rows."""
+    return math.ceil(rows / math.ceil(rows / most))
+
+
 def _laid_out(columns: Columns, rows: slice) -> Columns:
     """The rows, images with their channels last: on a processor convolution and pooling are faster so."""
     return tuple(
-        column[rows].contiguous(memory_format=torch.channels_last)
-        if column.dim() == 4 and column.device.type == "cpu"
-        else column[rows]
+        _channels_last(column[rows]) if column.dim() == 4 and column.device.type == "cpu" else column[rows]
         for column in columns
     )
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """With strides that say so even where there is one channel, or layers would not notice."""
+    _, channels, _, width = images.shape
+    laid = images.contiguous(memory_format=torch.channels_last)
+    return laid.as_strided(laid.shape, (laid[0].numel(), 1, width * channels, channels))
 
 
 def _zeros(model: nn.Module) -> Tensor:
