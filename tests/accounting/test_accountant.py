@@ -298,9 +298,9 @@ def test_epsilon_and_delta_are_inverse(looks: list[Look], target: float) -> None
     [(0.1, 293, Q), (1e3, 293, Q), (1e3, 100_000, Q), (1.0, 100_000, Q), (1e3, 100_000, 1e-6), (2.0, 293, 1.0)],
 )
 def test_extremes_are_answered_quickly(noise: float, steps: int, rate: float) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     eps = epsilon([Look(PoissonGaussian(noise, 1, 2, rate), steps)], 1e-8)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert 0 < eps <= gaussian_epsilon(2 / noise * math.sqrt(steps), 1e-8) * (1 + 1e-9)
 
 
@@ -322,12 +322,12 @@ def test_bad_epsilon_is_refused(bad: float) -> None:
 
 
 def test_hopeless_questions_are_refused_quickly() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(AccountingError, match="reach"):
         epsilon([Look(PoissonGaussian(5.0, 1, 2, 1e-3), 10**14)], 1e-5)
     with pytest.raises(AccountingError, match="noise"):
         epsilon([Look(PoissonGaussian(1e-8, 1, 2, 0.5), 10)], 1e-5)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_tiny_answers_stay_sound() -> None:

@@ -132,7 +132,7 @@ def test_noise_without_bound_below_is_refused() -> None:
     ],
 )
 def test_impossible_targets_are_refused_quickly(call, word: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(AccountingError, match=word):
         call()
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3

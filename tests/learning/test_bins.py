@@ -189,9 +189,9 @@ def test_one_level_and_an_empty_histogram():
 @pytest.mark.parametrize("loss", ["squared", "absolute"])
 def test_512_levels_take_no_time(loss):
     histogram = np.random.default_rng(0).exponential(size=512) * np.exp(-np.arange(512) / 100)
-    start = time.perf_counter()
+    start = time.process_time()
     optimal_bins(histogram, np.linspace(0, 1, 512), 3.0, loss)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(
