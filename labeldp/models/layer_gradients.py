@@ -44,9 +44,11 @@ class Plan:
     outputs: Mapping[str, tuple[int, ...]]
     chain: tuple[str, ...] = ()
     floats: tuple[int, int] = (0, 0)
+    alone: bool = False
 
 
-DIRECT = Plan({})
+# Every parameter row by row; and without `vmap`, for models it cannot follow (decisions that depend on the data).
+DIRECT, ALONE = Plan({}), Plan({}, alone=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +70,7 @@ def pieces(
     plan: Plan, model: nn.Module, loss: Loss, columns: Columns, labels: Tensor, parameters: Parameters
 ) -> list[Piece]:
     """The terms of all trainable parameters for these rows and candidate labels (b, k)."""
-    run = _run_chain if plan.chain else _run_rows
+    run = _run_chain if plan.chain else _run_alone if plan.alone else _run_rows
     seen, right, direct = run(plan, model, loss, columns, labels, parameters)
     with full_precision():
         found = [Piece(name, Table(_float(value).flatten(2))) for name, value in direct.items()]
@@ -149,6 +151,28 @@ def _run_rows(
 
     (right, found), seen = vmap(row_gradients, randomness="different")(columns, labels)
     return seen, right, found
+
+
+def _run_alone(
+    _: Plan, model: nn.Module, loss: Loss, columns: Columns, labels: Tensor, parameters: Parameters
+) -> tuple[Parameters, Parameters, Parameters]:
+    """The gradients (b, k, …) of all parameters by a loop over rows: slow, and for any model."""
+    found: list[list[Tensor]] = []
+    for row, candidates in enumerate(labels):
+        own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        with torch.enable_grad():
+            logits = functional_call(model, own, tuple(column[row : row + 1] for column in columns))
+            losses = [loss(_float(logits), label.reshape(1)).sum() for label in candidates]
+            each = [
+                torch.autograd.grad(value, list(own.values()), retain_graph=True, materialize_grads=True)
+                for value in losses
+            ]
+        found.append([torch.stack(values) for values in zip(*each, strict=True)])
+    return (
+        {},
+        {},
+        {name: torch.stack(values) for name, values in zip(parameters, zip(*found, strict=True), strict=True)},
+    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from labeldp.models.layer_gradients import DIRECT, Columns, Loss, Parameters, Plan, own_names, pieces, table
+from labeldp.models.layer_gradients import ALONE, DIRECT, Columns, Loss, Parameters, Plan, own_names, pieces, table
 
 # Layers of torch that treat the rows of a batch one by one, whatever their settings.
 _ROW_BY_ROW = {
@@ -30,9 +30,11 @@ def plan_for(model: nn.Module, loss: Loss, columns: Columns, parameters: Paramet
     """The fastest way that gives this model's gradients.
 
     Layers used twice, shared weights and layers that are not plainly torch's own are differentiated directly. Then both
-    ways are compared on the first row; where they differ (a weight used outside its layer), everything is direct.
+    ways are compared on the first rows; where they differ (a weight used outside its layer), everything is direct, and
+    where `vmap` cannot follow the model, each row runs alone.
     """
     key = (
+        id(loss),
         tuple((name, id(value), value.requires_grad, value.device) for name, value in model.named_parameters()),
         tuple((id(layer), layer.training) for layer in model.modules()),
         tuple((column.shape[1:], column.dtype) for column in columns),
@@ -164,15 +166,22 @@ def _floats(model: nn.Module, once: dict[str, tuple[Tensor, Tensor]], parameters
 
 def _checked(plan: Plan, model: nn.Module, loss: Loss, first: Columns, parameters: Parameters) -> Plan:
     """The plan, if it gives the direct gradients on the first rows, at weights moved a little off any special point."""
-    if plan.chain or not plan.outputs:
-        return plan
-    device = first[0].device
-    found: list[Tensor] = []
-    for way in (plan, DIRECT):
-        with own_generator(0, device):
-            moved = {name: value + 0.1 * torch.randn_like(value) for name, value in parameters.items()}
-            labels = torch.zeros(len(first[0]), 1, dtype=torch.long, device=device)
-            found.append(table(pieces(way, model, loss, first, labels, moved), moved).double())
-    difference, size = (found[0] - found[1]).norm(), found[1].norm()
+    try:
+        if plan.chain:
+            _moved_gradients(plan, model, loss, first, parameters)
+            return plan
+        expected = _moved_gradients(DIRECT, model, loss, first, parameters)
+        found = _moved_gradients(plan, model, loss, first, parameters)
+    except Exception:
+        # Not for `vmap`, or not at all: then the loop over rows says so.
+        return ALONE
     # Low precision may differ by percents, a missing part of the gradient by more. One wait for the device, kept after.
-    return plan if bool(difference <= 0.05 * size) else DIRECT
+    return plan if bool((found - expected).norm() <= 0.05 * expected.norm()) else DIRECT
+
+
+def _moved_gradients(plan: Plan, model: nn.Module, loss: Loss, first: Columns, parameters: Parameters) -> Tensor:
+    device = first[0].device
+    with own_generator(0, device):
+        moved = {name: value + 0.1 * torch.randn_like(value) for name, value in parameters.items()}
+        labels = torch.zeros(len(first[0]), 1, dtype=torch.long, device=device)
+        return table(pieces(plan, model, loss, first, labels, moved), moved).double()

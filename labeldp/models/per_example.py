@@ -239,7 +239,8 @@ def _chunks(
     parameters, columns = _trainable(model), _columns(inputs)
     if len(labels) == 0 or not parameters:
         return
-    plan = DIRECT if direct else plan_for(model, loss, columns, parameters)
+    plan = plan_for(model, loss, columns, parameters)
+    plan = DIRECT if direct and not plan.alone else plan
     step = chunk or _even(len(labels), rows_at_once(plan, parameters, labels.shape[1]))
     for start in range(0, len(labels), step):
         rows = slice(start, start + step)

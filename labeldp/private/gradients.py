@@ -54,8 +54,7 @@ class GradientSum:
     Weights read at later steps are functions of earlier releases, so steps compose adaptively.
 
     Rounding. Factors are rounded down so that each v_i computed in float32 keeps its bound; sums of rows are float32
-    and may differ from the exact sum by parts in 10⁶ of the sum, which the event does not include. Noise is drawn and
-    added in float64.
+    too, and what they lose (some 10⁻⁷ of the sum) the event does not include. Noise is drawn and added in float64.
 
     Args:
         model: its trainable weights are read at every draw. They must be public: made from earlier releases.

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from labeldp.models import layer_plans
 from labeldp.models.attribution import attribution_network
-from labeldp.models.layer_gradients import DIRECT, full_precision, pieces, table
+from labeldp.models.layer_gradients import ALONE, DIRECT, full_precision, pieces, table
 from labeldp.models.layer_plans import plan_for
 from labeldp.models.per_example import (
     bounded_sum,
@@ -302,6 +302,43 @@ class Overwritten(nn.Module):
         return self.head(found)
 
 
+class Deciding(nn.Module):
+    """What is computed depends on the data: no batch of rows can do that together."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.gates = nn.Linear(3, 4), nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, values):
+        found = self.layer(values)
+        return self.gates(found[:, None])[0][:, 0] if values.sum() > 0 else found
+
+
+@pytest.mark.parametrize("num_classes", [None, 4])
+def test_models_that_decide_by_the_data_run_row_by_row(num_classes):
+    torch.manual_seed(0)
+    model, values, labels = Deciding().double(), torch.randn(6, 3).double(), torch.tensor([0, 1, 3, 2, 1, 0])
+    assert len({bool(row.sum() > 0) for row in values}) == 2
+    assert plan_of(model, values) is ALONE
+    expected = looped(model, cross_entropy, (values,), labels)
+    close(gradients(model, cross_entropy, values, labels), expected)
+    factors = {"factors": lambda gram, errors: torch.ones_like(errors), "num_classes": num_classes}
+    close(bounded_sum(model, cross_entropy, values, labels, **factors), expected.sum(0))
+    values[2] = float("nan")
+    good = torch.tensor([0, 1, 3, 4, 5])
+    rest = clipped_sum(model, cross_entropy, values[good], labels[good], clip=0.1)
+    close(clipped_sum(model, cross_entropy, values, labels, clip=0.1), rest, rtol=1e-4)
+
+
+def test_a_loss_that_decides_by_the_label_is_taken_row_by_row():
+    def deciding(logits, labels):
+        return cross_entropy(logits, labels) * (2.0 if int(labels[0]) == 1 else 1.0)
+
+    torch.manual_seed(0)
+    model, values, labels = nn.Linear(3, 3).double(), torch.randn(4, 3).double(), torch.tensor([0, 1, 2, 1])
+    close(gradients(model, deciding, values, labels), looped(model, deciding, (values,), labels))
+
+
 @pytest.mark.parametrize("make", [Tied, Twice], ids=lambda make: make.__name__)
 def test_weights_used_twice_count_twice(make):
     torch.manual_seed(0)
@@ -315,7 +352,7 @@ def test_a_plan_that_gives_other_gradients_is_dropped():
     assert plan_of(Tied(), torch.tensor([0, 3])) is DIRECT
     assert set(plan_of(Twice(), torch.randn(2, 3)).outputs) == {"head"}
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        plan_of(Overwritten(), torch.randn(2, 3))
+        gradients(Overwritten(), cross_entropy, torch.randn(2, 3), torch.tensor([0, 1]))
 
 
 def test_layers_with_hooks_or_in_place_functions_are_no_chain():
