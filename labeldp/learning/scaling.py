@@ -31,7 +31,7 @@ class Scaling:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """(n, d) → (n, r)."""
-        standard = (rows - self.mean) * self.inverse
+        standard = (rows - self.mean).mul_(self.inverse)
         return standard if self.basis is None else standard @ self.basis
 
 
