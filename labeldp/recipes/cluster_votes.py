@@ -1,0 +1,128 @@
+"""NoiseCluster: one noisy majority label for each cluster of public features (Tang et al. 2022).
+
+    n_gc = rows of class c in cluster g;   label of cluster g = argmax_c n_gc, with noise;   its rows get that label
+
+A row is in one cluster, so all clusters together cost as much as one, and no noise is added to single rows: where
+clusters are pure this works at an ε of a few thousandths. It cannot get better than the clusters are.
+
+How to vote, at equal ε (`vote`): `permute_and_flip` tells the winners and nothing else, with the least noise;
+`laplace_counts` tells the counts too, for δ = 0; `gaussian_counts` is as published and needs δ > 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from labeldp.accounting.certificate import Certificate
+from labeldp.learning.fit import Inputs
+from labeldp.learning.objectives import on_classes
+from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
+from labeldp.private.vault import LabelVault
+from labeldp.private.votes import GroupVotes, Winners
+from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder
+from labeldp.recipes.groups import Grouping, ask_groups, group_numbers
+from labeldp.releases import NoisyCounts
+
+# (groups, num_groups, num_classes, epsilon, delta) → the question.
+Vote = Callable[[npt.NDArray[np.int64], int, int, float, float], GroupVotes | GroupCounts]
+
+
+def permute_and_flip(
+    groups: npt.NDArray[np.int64], num_groups: int, num_classes: int, epsilon: float, delta: float
+) -> GroupVotes:
+    """The winners alone, ε-private; see `GroupVotes`."""
+    return GroupVotes(groups, num_groups, num_classes, epsilon)
+
+
+def laplace_counts(
+    groups: npt.NDArray[np.int64], num_groups: int, num_classes: int, epsilon: float, delta: float
+) -> GroupCounts:
+    """The largest of the counts with discrete Laplace noise, ε-private; the counts are released too."""
+    return GroupCounts(groups, num_groups, num_classes, LaplaceNoise(epsilon))
+
+
+def gaussian_counts(
+    groups: npt.NDArray[np.int64], num_groups: int, num_classes: int, epsilon: float, delta: float
+) -> GroupCounts:
+    """The largest of the counts with Gaussian noise (discrete, here), (ε, δ)-private: as published."""
+    return GroupCounts(groups, num_groups, num_classes, GaussianNoise.for_budget(epsilon, delta))
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterLabels:
+    """A private label for every cluster, and so for every row, old or new.
+
+    Args:
+        winners: the label of each cluster, (C,); that of a cluster without rows is noise.
+        labels: the label of each row's cluster, (n,).
+        certificate: what the vault has spent, these labels included.
+        counts: the noisy counts behind the winners, where they were released.
+    """
+
+    winners: Winners
+    labels: npt.NDArray[np.int64]
+    certificate: Certificate
+    counts: NoisyCounts | None = None
+
+    def predict(self, clusters: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The labels of rows of these clusters (for new rows, `Clusters.assign`), (m,)."""
+        return self.winners[np.asarray(clusters)]
+
+
+def label(
+    clusters: Grouping,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float = 0.0,
+    vote: Vote = permute_and_flip,
+    folder: Path | None = None,
+) -> ClusterLabels:
+    """One look, at (ε, δ) in all: the majority label of each cluster.
+
+    Args:
+        clusters: what `kmeans` returns, or each row's cluster number; found without labels.
+        delta: for `gaussian_counts` only; the others spend none.
+        vote: how the winner is found.
+        folder: keeps the answer, so that it is not asked for twice.
+
+    >>> vault = LabelVault([0, 0, 0, 1, 1, 1] * 50, num_classes=2)
+    >>> found = label([0, 0, 0, 1, 1, 1] * 50, vault, epsilon=1.0)
+    >>> found.winners, found.certificate.epsilon
+    (array([0, 1]), 1.0)
+    """
+    groups, num_groups = group_numbers(clusters, vault)
+    question = vote(groups, num_groups, vault.num_classes, epsilon, delta)
+    asked = ask_groups(vault, question, in_folder(folder, "votes.npz"))
+    counts = asked if isinstance(asked, NoisyCounts) else None
+    winners = asked.winners() if isinstance(asked, NoisyCounts) else asked
+    return ClusterLabels(winners, winners[groups], vault.certificate(delta), counts)
+
+
+def train(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    fit: Fit,
+    clusters: Grouping,
+    delta: float = 0.0,
+    vote: Vote = permute_and_flip,
+    folder: Path | None = None,
+) -> nn.Module:
+    """Label every row by its cluster (`label`) and train on those labels. With a folder, a killed run can be resumed.
+
+    A model may do better than the clusters it learnt from, where it finds the classes simpler than they are.
+    """
+    check_rows(model, inputs, vault, vault.num_classes)
+    found = label(clusters, vault, epsilon=epsilon, delta=delta, vote=vote, folder=folder)
+    classes = torch.from_numpy(found.labels).to(device_of(model))
+    return fit(model, inputs, on_classes(classes), **checkpoint_of(folder, found.labels))

@@ -1,0 +1,94 @@
+"""What the recipes on clusters share: numbering the rows' clusters, and asking about them once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from labeldp.accounting.events import Event, event_to_json
+from labeldp.accounting.ledger import check_budget
+from labeldp.data.group_storage import GroupRelease, load_groups, save_groups
+from labeldp.data.storage import digest, load_note
+from labeldp.learning.clusters import Clusters
+from labeldp.private.counts import GroupCounts
+from labeldp.private.vault import LabelVault
+from labeldp.private.votes import GroupVotes, Winners
+from labeldp.releases import NoisyCounts
+
+# The cluster of each row, 0 … C − 1, found without a label: what `kmeans` returns, or plain numbers.
+Grouping = Clusters | Tensor | npt.ArrayLike
+
+
+def group_numbers(clusters: Grouping, vault: LabelVault) -> tuple[npt.NDArray[np.int64], int]:
+    """Each row's cluster, (n,), and how many clusters there are: those of `Clusters`, else the largest number + 1."""
+    members = clusters.members if isinstance(clusters, Clusters) else clusters
+    numbers = members.detach().cpu().numpy() if isinstance(members, Tensor) else np.asarray(members)
+    if numbers.ndim != 1 or len(numbers) != len(vault) or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise ValueError(
+            f"clusters has type {numbers.dtype} and shape {numbers.shape}; give a whole number for each of "
+            f"{len(vault)} rows, or what labeldp.learning.clusters.kmeans returns"
+        )
+    known = len(clusters.centers) if isinstance(clusters, Clusters) else int(numbers.max(initial=0)) + 1
+    return numbers.astype(np.int64), known
+
+
+@overload
+def ask_groups(
+    vault: LabelVault, question: GroupCounts, kept: Path | None = None, purpose: Mapping[str, Any] | None = None
+) -> NoisyCounts: ...
+@overload
+def ask_groups(
+    vault: LabelVault, question: GroupVotes, kept: Path | None = None, purpose: Mapping[str, Any] | None = None
+) -> Winners: ...
+def ask_groups(
+    vault: LabelVault,
+    question: GroupCounts | GroupVotes,
+    kept: Path | None = None,
+    purpose: Mapping[str, Any] | None = None,
+) -> GroupRelease:
+    """One answer about groups, or the one kept in this file from an earlier run: `common.ask` for groups.
+
+    The file is bound to the question, the groups and the purpose (plain JSON values: what the run is about). A kept
+    answer of another vault is paid for again here, so that this vault's certificate covers it too.
+    """
+    note = {**_note(vault, question), **(purpose or {})}
+    if kept is None or not kept.exists():
+        released = vault.release(question)
+        if kept is not None:
+            save_groups(kept, released, note)
+        return released
+    earlier = load_note(kept)
+    odd = sorted(key for key in note if key != "vault" and note[key] != earlier.get(key))
+    if odd:
+        raise ValueError(f"{kept} holds the answers to another question ({', '.join(odd)} differ); use a new folder")
+    if earlier["vault"] != note["vault"]:
+        vault.record(question)
+    return load_groups(kept)
+
+
+def _note(vault: LabelVault, question: GroupCounts | GroupVotes) -> dict[str, Any]:
+    return {
+        "vault": vault.id,
+        "mechanism": type(question).__name__,
+        "event": event_to_json(question.event()),
+        "rows of the vault": len(vault),
+        "classes": vault.num_classes,
+        "groups": f"{question.num_groups} {digest(question.groups)}",
+    }
+
+
+def check_affordable(vault: LabelVault, looks: Iterable[tuple[Event, Path | None]]) -> None:
+    """Raise BudgetExceededError before the first look when the budget does not allow all of them.
+
+    A look whose answer this very vault gave before, and which is kept in the file, is paid for.
+    """
+    ledger = vault.ledger
+    for event, kept in looks:
+        if kept is None or not kept.exists() or load_note(kept)["vault"] != vault.id:
+            ledger = ledger.charge(event)
+    check_budget(ledger.groups(), vault.budget)
