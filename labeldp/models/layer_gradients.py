@@ -235,20 +235,25 @@ def _float(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
+def _switch(backend: Any) -> tuple[Any, str, Any]:
+    """Who decides about precision, under which name, and the value for all bits; another name before torch 2.9."""
+    return (backend, "fp32_precision", "ieee") if hasattr(backend, "fp32_precision") else (backend, "allow_tf32", False)
+
+
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Matrix products with all 24 bits, whatever speed the caller has set: bounds are checked on these numbers."""
-    every: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    backends = [backend for backend in every if hasattr(backend, "fp32_precision")]
-    before = [backend.fp32_precision for backend in backends]
+    backends: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    switches = [_switch(backend) for backend in backends if backend is not None]
+    before = [getattr(backend, name) for backend, name, _ in switches]
     try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
+        for backend, name, value in switches:
+            setattr(backend, name, value)
         with torch.no_grad(), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
+        for (backend, name, _), value in zip(switches, before, strict=True):
+            setattr(backend, name, value)
 
 
 def table(found: list[Piece], parameters: Parameters) -> Tensor:

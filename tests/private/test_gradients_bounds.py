@@ -102,6 +102,19 @@ def test_two_candidates_at_opposite_ends_and_none_at_all():
     assert contribution(empty, None, 1).abs().max().item() == 0.0
 
 
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1e35])
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_a_row_with_one_unusable_candidate_adds_nothing_under_any_label(network, bad):
+    """Dropped alone, the candidate would be further than D from the others where D is less than C."""
+
+    def broken(logits, labels):
+        return cross_entropy(logits, labels) * torch.where(labels == 0, bad, 1.0)
+
+    torch.manual_seed(0)
+    ask = GradientSum(NETWORKS[network](3), torch.randn(1, 2, 3, 3), DiameterBound(1e-3, 1e-4), 1.0, loss=broken)
+    assert [contribution(ask, None, label).abs().max().item() for label in range(3)] == [0.0, 0.0, 0.0]
+
+
 @given(bound=bounds(), seed=st.integers(0, 2**31), row=st.integers(0, 11), label=st.integers(0, 3))
 @settings(max_examples=40)
 def test_a_replaced_label_moves_a_release_by_the_diameter_at_most(bound, seed, row, label):
