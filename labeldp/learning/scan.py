@@ -200,7 +200,7 @@ def _head(dim: int, hidden: int, k: int, seed: int) -> nn.Sequential:
     """First weights by the seed, the global random state as it was."""
     checked_count("k", k, low=2)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that reaches the GPUs' state too
         if checked_count("hidden", hidden, low=0) == 0:
             return nn.Sequential(nn.Linear(dim, k))
         return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, k))

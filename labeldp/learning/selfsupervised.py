@@ -181,7 +181,7 @@ def _mlp(before: int, hidden: int, after: int, seed: int) -> nn.Sequential:
     """Linear, batch norm, ReLU, linear; its first weights by the seed, the global random state as it was."""
     sizes = (checked_count("hidden", hidden), checked_count("outputs", after))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that reaches the GPUs' state too
         return nn.Sequential(
             nn.Linear(before, sizes[0], bias=False), nn.BatchNorm1d(sizes[0]), nn.ReLU(), nn.Linear(*sizes)
         )

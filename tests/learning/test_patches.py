@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labeldp.data.benchmarks import MissingDataError, fashion_mnist
 from labeldp.learning import patches
+from labeldp.learning.features import Raw
 from labeldp.learning.patches import Patches, PatchMap, default_filters, patch_features
 from labeldp.learning.scaling import Scaling
 
@@ -187,6 +189,24 @@ def test_a_linear_head_sees_what_it_cannot_see_in_pixels(clustered):
     map_ = patch_features(x, filters=24, size=5, pool=2, clustered=clustered)
     assert probe(x.flatten(1), y, x_test.flatten(1), y_test) < 0.65
     assert probe(map_.features(x), y, map_.features(x_test), y_test) > 0.9
+
+
+def test_real_pictures():
+    """Fashion-MNIST's open test images and labels: 4,000 to fit a head on, 1,000 to judge it by."""
+    try:
+        found = fashion_mnist()
+    except MissingDataError:
+        pytest.skip("Fashion-MNIST is not there; set LABELDP_DATA to the folder that holds it")
+    x, labels = torch.from_numpy(found.test[:5000]), torch.from_numpy(found.test_labels[:5000])
+    pixels, patched = Raw().fit(x[:4000]), patch_features(x[:4000], filters=50)
+    scores = []
+    for map_ in (pixels, patched):
+        rows = torch.cat((map_.features(x), torch.ones(5000, 1)), dim=1).double()
+        gram = rows[:4000].T @ rows[:4000] + 40 * torch.eye(rows.shape[1])
+        weight = torch.linalg.solve(gram, rows[:4000].T @ torch.eye(10, dtype=torch.float64)[labels[:4000]])
+        scores.append(((rows[4000:] @ weight).argmax(dim=1) == labels[4000:]).double().mean().item())
+    assert scores[1] > scores[0] + 0.03
+    assert scores[1] > 0.85
 
 
 def test_defaults_grow_with_the_data():
