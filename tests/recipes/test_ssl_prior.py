@@ -1,0 +1,327 @@
+"""Priors from clusters: two looks that add up to ε, to the last bit; the published steps; resuming without asking."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from labeldp import Budget, BudgetExceededError, GroupCounts, LabelVault, LaplaceNoise, PriorResponse, SecureRandom
+from labeldp.accounting.certificate import verify
+from labeldp.accounting.events import PureDP
+from labeldp.data.storage import load_labels
+from labeldp.learning.clusters import kmeans
+from labeldp.learning.fit import accuracy, fit, sgd
+from labeldp.learning.schedules import linear
+from labeldp.recipes import lp_mst, rr, ssl_prior
+from labeldp.recipes.ssl_prior import (
+    cluster_prior,
+    expected_accuracy,
+    fitted_part,
+    published_part,
+    split_budget,
+    train,
+)
+
+K, N, C = 4, 2400, 12
+TRAIN = functools.partial(fit, epochs=8, batch_size=64, optimizer=sgd(0.05), schedule=linear())
+
+
+@functools.cache
+def problem():
+    """Four Gaussian clouds, and twelve clusters of them found without their labels."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, K, size=N)
+    x = torch.from_numpy(3 * np.eye(K, 6)[labels] + generator.normal(size=(N, 6))).float()
+    return x, labels, kmeans(x, C, seed=1)
+
+
+def vault(budget=None, seed=None):
+    return LabelVault(problem()[1], K, budget, rng=None if seed is None else SecureRandom(seed))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Linear(6, K)
+
+
+def run(box, epsilon=1.0, fit=TRAIN, clusters=None, **settings):
+    x, _, found = problem()
+    return train(
+        network(), x, box, epsilon=epsilon, fit=fit, clusters=found if clusters is None else clusters, **settings
+    )
+
+
+def weights(model):
+    return torch.cat([value.flatten() for value in model.state_dict().values()])
+
+
+# -- the budget ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 0.3, 1 / 3, 1.0, 2.0, 4.7])
+def test_the_ledger_says_exactly_epsilon(epsilon):
+    box = vault(Budget(epsilon))
+    run(box, epsilon)
+    first, second = split_budget(epsilon, N, C)
+    (group,) = box.ledger.groups()
+    assert {look.event: look.times for look in group.looks} == Counter([PureDP(first), PureDP(second)])
+    assert box.certificate().epsilon == epsilon
+    assert verify(box.certificate()) == ()
+
+
+@given(st.floats(0, 100), st.floats(0, 1), st.integers(0, 10**7), st.integers(1, 10**4))
+def test_the_parts_add_up_without_rounding(epsilon, share, rows, clusters):
+    for given_part in (None, share * epsilon):
+        first, second = split_budget(epsilon, rows, clusters, given_part)
+        assert Fraction(first) + Fraction(second) == Fraction(epsilon)
+        assert first >= 0
+        assert second >= 0
+    if share * epsilon >= 1e-9:
+        assert first == pytest.approx(share * epsilon, abs=1e-15 * max(epsilon, 1))
+
+
+PUBLISHED_2021 = [(1.0, 100, 0.05), (1.0, 50, 0.025)]
+PUBLISHED_2024 = [(0.01, 0.005), (0.02, 0.01), (0.05, 0.02), (0.18, 0.05), (0.29, 0.05), (0.5, 0.1), (1.6, 0.1)]
+
+
+def test_the_rule_is_near_the_published_parts():
+    for epsilon, clusters, part in PUBLISHED_2021:
+        assert published_part(epsilon, 50_000, clusters) == pytest.approx(part)
+    ratios = [published_part(epsilon, 50_000, 100) / part for epsilon, part in PUBLISHED_2024]
+    assert ratios == pytest.approx([1, 1, 1.25, 1, 1, 0.5, 0.5])
+
+
+def test_other_parts():
+    assert split_budget(1.0, 50_000, 100, prior_epsilon=0.05)[0] == pytest.approx(0.05)
+    assert split_budget(1.0, 50_000, 100, prior_epsilon=0.0) == (0.0, 1.0)
+    assert split_budget(1.0, 50_000, 100, prior_epsilon=1.0) == (1.0, 0.0)
+    assert split_budget(math.inf, 50_000, 100) == (0.0, math.inf)
+    assert split_budget(0.0, 50_000, 100) == (0.0, 0.0)
+    assert fitted_part(2.0, 50_000, 100, 10) == pytest.approx(30 * math.sqrt(10) / 500)
+    assert fitted_part(0.1, 50_000, 100, 10) == 0.1
+
+
+def test_all_on_the_prior_answers_with_the_clusters_class(tmp_path):
+    run(vault(seed=4), 0.2, prior_epsilon=0.2, folder=tmp_path)
+    answers, groups = load_labels(tmp_path / "answers.npz").answers, problem()[2].members.numpy()
+    assert all(len(set(answers[groups == g])) == 1 for g in range(C))
+
+
+@pytest.mark.parametrize("part", [-0.1, 1.1, math.nan, math.inf])
+def test_a_part_that_is_none_is_refused_unpaid(part):
+    box = vault()
+    with pytest.raises(ValueError, match="epsilon"):
+        run(box, 1.0, prior_epsilon=part)
+    assert box.certificate().epsilon == 0.0
+
+
+def joint_ratio(first, second, reach=8):
+    """The largest log-ratio of P(counts, answers) over two rows of two classes in one cluster and one replacement.
+
+    From the stated laws: discrete Laplace noise at `first`, then RRWithPrior at `second` under what it shows.
+    """
+
+    def law(labels):
+        cells = np.bincount(labels, minlength=2)
+        table = {}
+        for shown in itertools.product(range(-reach, reach), repeat=2):
+            chance = math.exp(-first / 2 * np.abs(np.array(shown) - cells).sum())
+            kept = np.clip(shown, 0, None)
+            response = PriorResponse(second, kept / kept.sum() if kept.sum() else [0.5, 0.5])
+            rows = [response.probabilities(y)[0] for y in labels]
+            for answers in itertools.product(range(2), repeat=2):
+                table[shown, answers] = chance * rows[0][answers[0]] * rows[1][answers[1]]
+        return table
+
+    laws = {labels: law(labels) for labels in itertools.product(range(2), repeat=2)}
+    pairs = [(a, b) for a in laws for b in laws if sum(x != y for x, y in zip(a, b, strict=True)) == 1]
+    # An answer that the sets exclude is impossible under every label.
+    assert all((laws[a][out] > 0) == (laws[b][out] > 0) for a, b in pairs for out in laws[a])
+    return max(math.log(laws[a][out] / laws[b][out]) for a, b in pairs for out in laws[a] if laws[a][out] > 0)
+
+
+def test_both_looks_together_are_epsilon_private_and_no_less():
+    """Exact, over every pair of neighbours. Planted: the answers get ε instead of what is left of it."""
+    first, second = split_budget(1.5, 2, 1, prior_epsilon=0.5)
+    assert joint_ratio(first, second) == pytest.approx(1.5, rel=1e-9)
+    assert joint_ratio(first, 1.5) > 1.5 * 1.2
+
+
+# -- the published steps -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+def test_the_steps_are_those_of_algorithm_4(epsilon, tmp_path):
+    """The same noise through the steps written out here gives the same answers."""
+    _, labels, clusters = problem()
+    run(vault(seed=7), epsilon, folder=tmp_path, prior_epsilon=0.1)
+    rng, groups, secret = SecureRandom(7), clusters.members.numpy(), labels.astype(np.uint8)
+    first, second = split_budget(epsilon, N, C, 0.1)
+    noisy = np.zeros((C, K), dtype=np.int64)
+    np.add.at(noisy, (groups, labels), 1)
+    noisy += rng.discrete_laplace(Fraction(first) / 2, C * K).reshape(C, K)
+    prior = np.empty((C, K))
+    for g in range(C):
+        positive = [max(0, h) for h in noisy[g]]
+        prior[g] = [h / sum(positive) if sum(positive) else 1 / K for h in positive]
+    answers = PriorResponse(second, prior[groups]).sample(secret, rng).answers
+    assert np.array_equal(load_labels(tmp_path / "answers.npz").answers, answers)
+
+
+def test_a_cluster_that_noise_emptied_has_a_uniform_prior():
+    """Five hundred clusters of one row at ε = 0.05: in some all four noisy counts are negative or zero."""
+    box = LabelVault(np.zeros(500, dtype=int), K, rng=SecureRandom(0))
+    prior = cluster_prior(np.arange(500), box, epsilon=0.05)
+    uniform = (prior == 0.25).all(axis=1)
+    assert 5 < uniform.sum() < 100  # about 1/16 of them
+    assert np.allclose(prior.sum(axis=1), 1.0)
+    assert box.certificate().epsilon == 0.05
+
+
+def test_the_prior_is_the_clusters_distribution():
+    _, labels, clusters = problem()
+    groups = clusters.members.numpy()
+    box = vault()
+    prior = cluster_prior(clusters, box, epsilon=2.0)
+    assert prior.shape == (N, K)
+    for g in range(C):
+        truth = np.bincount(labels[groups == g], minlength=K) / (groups == g).sum()
+        assert np.abs(prior[groups == g] - truth).max() < 0.2
+    counts = GroupCounts(groups, C, K, LaplaceNoise(2.0))
+    assert box.ledger.histories[0][0].event == counts.event()
+
+
+def test_answers_under_the_prior_are_right_as_often_as_it_says():
+    """Labels that follow the prior: 200,000 answers, six deviations. Far more often than plain randomized response."""
+    generator = np.random.default_rng(3)
+    table = generator.dirichlet(np.full(K, 0.3), size=20)
+    labels = np.concatenate([generator.choice(K, size=10_000, p=law) for law in table])
+    prior = np.repeat(table, 10_000, axis=0)
+    law = PriorResponse(1.0, prior)
+    kept = (law.sample(labels.astype(np.uint8), SecureRandom(1)).answers == labels).mean()
+    assert kept == pytest.approx(expected_accuracy(law, prior), abs=6 * 0.5 / math.sqrt(200_000))
+    assert expected_accuracy(law, prior) > math.e / (math.e + K - 1) + 0.1
+    assert expected_accuracy(PriorResponse(1.0, [0.25] * 4), [0.25] * 4) == pytest.approx(math.e / (math.e + 3))
+
+
+# -- training ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learn", [lp_mst.hard_answers, lp_mst.posterior_of_model])
+@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+def test_it_learns(learn, epsilon):
+    x, labels, _ = problem()
+    model = run(vault(seed=2), epsilon, learn=learn)
+    assert accuracy(model, x, labels) > 0.85
+    assert not model.training
+
+
+def test_at_small_epsilon_it_beats_randomized_response():
+    """ε = 0.3, plain answers are right 31% of the time; under the prior three times as often."""
+    x, labels, _ = problem()
+    plain = rr.train(network(), x, vault(seed=2), epsilon=0.3, fit=TRAIN)
+    assert accuracy(run(vault(seed=2), 0.3), x, labels) > accuracy(plain, x, labels) + 0.1
+
+
+def test_no_privacy_is_ordinary_training():
+    x, labels, _ = problem()
+    box = vault()
+    assert accuracy(run(box, math.inf), x, labels) > 0.95
+    assert box.certificate().epsilon == math.inf
+
+
+def test_epsilon_zero_learns_nothing_and_costs_nothing():
+    box = vault()
+    assert torch.isfinite(weights(run(box, 0.0))).all()
+    assert box.certificate().epsilon == 0.0
+
+
+def test_one_class_and_one_row():
+    box = LabelVault([0], 1)
+    train(nn.Linear(6, 1), torch.zeros(1, 6), box, epsilon=1.0, fit=TRAIN, clusters=[0])
+    assert box.certificate().epsilon == 1.0
+
+
+def test_both_looks_or_none():
+    box = vault(Budget(0.9))
+    with pytest.raises(BudgetExceededError):
+        run(box, 1.0)
+    assert box.certificate().epsilon == 0.0
+    with pytest.raises(BudgetExceededError):
+        run(vault(Budget(0.6)), 1.0, prior_epsilon=0.5)  # two equal looks are two looks
+
+
+def test_rows_that_do_not_match_are_refused_unpaid():
+    box = vault()
+    with pytest.raises(ValueError, match="10 rows"):
+        train(network(), torch.zeros(10, 6), box, epsilon=1.0, fit=TRAIN, clusters=problem()[2])
+    with pytest.raises(ValueError, match="clusters has"):
+        run(box, clusters=[0, 1])
+    assert box.certificate().epsilon == 0.0
+
+
+# -- resuming ------------------------------------------------------------------------------------------------
+
+
+class StopHereError(Exception):
+    pass
+
+
+def test_a_killed_run_resumes_without_asking_again(tmp_path):
+    whole = weights(run(vault(seed=3)))
+    box = vault(Budget(1.0), seed=3)
+
+    def stop(progress):
+        if progress.epoch == 3:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        run(box, fit=functools.partial(TRAIN, report=stop), folder=tmp_path)
+    assert torch.equal(weights(run(box, folder=tmp_path)), whole)
+    assert box.certificate().epsilon == 1.0
+    later = vault(Budget(1.0), seed=99)
+    assert torch.equal(weights(run(later, folder=tmp_path)), whole)
+    assert later.certificate().epsilon == 1.0
+    poor = vault(Budget(0.99))
+    with pytest.raises(BudgetExceededError):
+        run(poor, folder=tmp_path)
+    assert poor.certificate().epsilon == 0.0
+
+
+def test_a_run_killed_between_its_looks_asks_only_the_second(tmp_path, monkeypatch):
+    whole = weights(run(vault(seed=3)))
+    box = vault(Budget(1.0), seed=3)
+
+    def killed(*_, **__):
+        raise StopHereError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ssl_prior, "ask", killed)
+        with pytest.raises(StopHereError):
+            run(box, folder=tmp_path)
+    assert box.certificate().epsilon == split_budget(1.0, N, C)[0]
+    assert torch.equal(weights(run(box, folder=tmp_path)), whole)
+    assert box.certificate().epsilon == 1.0
+
+
+def test_kept_looks_are_bound_to_their_question(tmp_path):
+    run(vault(), 1.0, folder=tmp_path, prior_epsilon=0.25)
+    box = vault()
+    for other in (
+        {"epsilon": 2.0, "prior_epsilon": 0.25},
+        {"epsilon": 1.0, "prior_epsilon": 0.5},
+        {"epsilon": 1.0, "prior_epsilon": 0.25, "clusters": problem()[2].members.roll(1)},
+    ):
+        with pytest.raises(ValueError, match="another question"):
+            run(box, folder=tmp_path, **other)
+    assert box.certificate().epsilon == 0.0
