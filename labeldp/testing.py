@@ -21,7 +21,7 @@ from scipy import stats
 from labeldp.accounting.events import Event, PureDP
 from labeldp.private.mechanism import LabelArray, Mechanism
 from labeldp.private.randomness import SecureRandom
-from labeldp.releases import FloatArray, IntArray, Law, NoisyCounts, NoisyLabels
+from labeldp.releases import FloatArray, IntArray, Law, NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
 
 _ROUNDING = 1e-9
 _MOST_CLASSES = 24
@@ -312,6 +312,10 @@ def _flat(answer: Any) -> FloatArray:
         answer = answer.answers
     elif isinstance(answer, NoisyCounts):
         answer = answer.counts
+    elif isinstance(answer, NoisyGradient):
+        answer = answer.value.cpu()
+    elif isinstance(answer, NoisyMoments):
+        answer = answer.value
     return np.asarray(answer, dtype=np.float64).ravel()
 
 
