@@ -18,22 +18,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from labeldp.learning.simplex import project_to_simplex
-from labeldp.models.jacobians import LogitJacobian, logit_gradients
-from labeldp.models.per_example import Inputs, Loss, clip_factors, cross_entropy
+from labeldp.learning.nearest import by_columns, by_sketch
+from labeldp.learning.public_gradients import PublicGradients
+from labeldp.learning.simplex import LeastSquares, accelerated
+from labeldp.models.layer_gradients import full_precision
+
+__all__ = ["Projected", "Projection", "PublicGradients", "hull", "none", "row_hull", "span"]
 
 
 @dataclass(frozen=True, eq=False)
 class Projected:
-    """A projected gradient (P,), and how near to the nearest point it surely is.
+    """A projected gradient (P,), and how near it is to the nearest point of all.
 
-    `gap` is the duality gap max_s ⟨∇f(α), α − s⟩ over the allowed s, in units of the objective f = ½|Gα − g̃|²:
-    f is at most (1 + gap) … above the least possible. 0 where the projection is exact.
+    `gap` is the duality gap in units of the objective f = ½|ĝ − g̃|² or of |ĝ|², whichever is less: f is at most gap · f
+    above its least value, and ĝ at most √gap · |ĝ| away from the true projection (`simplex.LeastSquares` has the exact
+    words). For `span`, where no gap is finite, it is |Gᵀr| / (|G| |r|), r being what is left. `iterations` counts
+    accelerated steps and rounds, or conjugate-gradient steps.
     """
 
     gradient: Tensor
@@ -42,55 +46,7 @@ class Projected:
     objective: float = 0.0
 
 
-Projection = Callable[..., Projected]
-
-
-class PublicGradients:
-    """The gradients g_ik that public rows would have under every class, at the weights the model has now.
-
-    `combine` and `correlate` are products with the matrix G of all of them, through the Jacobian of the logits; the
-    matrix is kept only where it fits. With `clip` each candidate is clipped to that norm, as the mechanism does.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        *,
-        loss: Loss = cross_entropy,
-        clip: float | None = None,
-        dense: bool = True,
-        memory: int | None = None,
-    ) -> None:
-        self.jacobian = LogitJacobian(model, inputs, memory=memory)
-        self.slopes = logit_gradients(loss, self.jacobian.logits)
-        if clip is not None:
-            self.slopes = self.slopes * clip_factors(self._norms(), clip)[..., None]
-        self._dense = dense
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, K)."""
-        return self.slopes.shape[0], self.slopes.shape[1]
-
-    def combine(self, alpha: Tensor) -> Tensor:
-        """Σ α_ik g_ik (P,) for α (n, K)."""
-        weights = torch.einsum("ik,ikj->ij", alpha, self.slopes)
-        return self.jacobian.vjp(weights) if self._matrix is None else weights.flatten() @ self._matrix
-
-    def correlate(self, vector: Tensor) -> Tensor:
-        """⟨g_ik, v⟩ (n, K) for v (P,)."""
-        moved = self.jacobian.jvp(vector) if self._matrix is None else self._matrix @ vector
-        return torch.einsum("ikj,ij->ik", self.slopes, moved.view(self.shape))
-
-    @cached_property
-    def _matrix(self) -> Tensor | None:
-        matrix = self.jacobian.dense() if self._dense else None
-        return None if matrix is None else matrix.flatten(0, 1)
-
-    def _norms(self) -> Tensor:
-        parts = [torch.linalg.vector_norm(self.slopes[part] @ block, dim=-1) for part, block in self.jacobian.blocks()]
-        return torch.cat(parts)
+Projection = Callable[[Tensor, PublicGradients], Projected]
 
 
 def none(noisy: Tensor, public: PublicGradients | None = None) -> Projected:
@@ -98,26 +54,38 @@ def none(noisy: Tensor, public: PublicGradients | None = None) -> Projected:
     return Projected(noisy)
 
 
-def span(noisy: Tensor, public: PublicGradients, *, tolerance: float = 1e-3, most: int = 500) -> Projected:
-    """The nearest combination Σ α_ik g_ik, any α: least squares by conjugate gradients (CGLS).
+def span(noisy: Tensor, public: PublicGradients, *, tolerance: float = 0.01, steps: int = 500) -> Projected:
+    """The nearest combination Σ α_ik g_ik, whatever the α: least squares by conjugate gradients.
 
-    Stops when the residual's correlation with the candidates, |Gᵀr|, is `tolerance` of what it was at the start.
+    Björck's CGLS, with Paige and Saunders' (1982) rule to stop: |Gᵀr| ≤ tolerance · |G| |r|, or `steps`. Directions in
+    which candidates differ most come first, so stopping early leaves out noise before gradient.
     """
-    _check(noisy, public)
-    residual = noisy
-    slope = public.correlate(residual)
-    direction, power = slope, (slope * slope).sum()
-    first = float(power)
-    step = 0
-    while step < most and float(power) > tolerance**2 * first > 0:
-        image = public.combine(direction)
-        length = power / (image @ image)
-        residual = residual - length * image
-        slope = public.correlate(residual)
-        before, power = power, (slope * slope).sum()
-        direction = slope + (power / before) * direction
-        step += 1
-    return Projected(noisy - residual, math.sqrt(float(power) / first) if first else 0.0, step, _half_square(residual))
+    _check(noisy, public, tolerance)
+    with full_precision():
+        return _conjugate_gradients(noisy.to(public.dtype), public, tolerance, steps)
+
+
+def _conjugate_gradients(noisy: Tensor, public: PublicGradients, tolerance: float, steps: int) -> Projected:
+    tiny, eps = torch.finfo(noisy.dtype).tiny, torch.finfo(noisy.dtype).eps
+    residual, slope = noisy, public.correlate(noisy)
+    direction, power = slope, slope.square().sum()
+    steep, error, taken = power.new_zeros(()), power.new_ones(()), 0
+    # One wait for the device in eight steps.
+    while taken < steps and error.item() > tolerance:
+        for _ in range(min(8, steps - taken)):
+            image = public.combine(direction)
+            square = image.square().sum()
+            steep = torch.maximum(steep, square / direction.square().sum().clamp_min(tiny))
+            # Where only rounding is left a step would lead anywhere.
+            error = (power / (steep * residual.square().sum()).clamp_min(tiny)).sqrt()
+            length = torch.where(error > eps, power / square.clamp_min(tiny), 0.0)
+            residual = residual - length * image
+            slope = public.correlate(residual)
+            before, power = power, slope.square().sum()
+            direction = slope + power / before.clamp_min(tiny) * direction
+            taken += 1
+        error = (power / (steep * residual.square().sum()).clamp_min(tiny)).sqrt()
+    return Projected(noisy - residual, error.item(), taken, 0.5 * residual.square().sum().item())
 
 
 def hull(
@@ -126,10 +94,24 @@ def hull(
     *,
     smoothing: float = 1.0,
     tolerance: float = 0.01,
-    most: int = 5000,
+    steps: int = 48,
+    rounds: int = 30,
 ) -> Projected:
-    """The nearest point of the convex hull of all candidates."""
-    return _nearest(noisy, public, 1, smoothing, tolerance, most)
+    """The nearest point of the hull of all candidates, {Σ α_ik g_ik : α ≥ 0, Σ_ik α_ik = 1}.
+
+    Accelerated projected gradient, then column generation, until the relative duality gap is `tolerance`.
+
+    Args:
+        smoothing: λ: the weights become λα + (1 − λ)/(n·K), against large gradients of unlikely classes.
+        tolerance: the relative duality gap to stop at.
+        steps, rounds: the most of each; fewer make it quick and rough, and `Projected.gap` says how rough.
+
+    >>> from torch import nn
+    >>> public = PublicGradients(nn.Linear(2, 2, bias=False), torch.tensor([[1.0, 0.0]]))
+    >>> hull(torch.ones(4), public, tolerance=1e-6).gradient.abs().amax() < 1e-3
+    tensor(True)
+    """
+    return _nearest(noisy, public, 1, smoothing, tolerance, steps, rounds)
 
 
 def row_hull(
@@ -138,66 +120,50 @@ def row_hull(
     *,
     smoothing: float = 1.0,
     tolerance: float = 0.01,
-    most: int = 5000,
+    steps: int = 48,
+    rounds: int = 30,
 ) -> Projected:
-    """The nearest mean of one point from each row's hull."""
-    return _nearest(noisy, public, public.shape[0], smoothing, tolerance, most)
+    """The nearest mean of one point from every row's own hull, {(1/n) Σ α_ik g_ik : α ≥ 0, Σ_k α_ik = 1 for all i}.
+
+    Every row has exactly one class, so the true mean gradient of these rows is in this set, which is smaller than the
+    hull: the noise that stays grows with √(log K) in place of √(log nK). Arguments as for `hull`.
+    """
+    return _nearest(noisy, public, public.shape[0], smoothing, tolerance, steps, rounds)
 
 
 def _nearest(
-    noisy: Tensor, public: PublicGradients, groups: int, smoothing: float, tolerance: float, most: int
+    noisy: Tensor,
+    public: PublicGradients,
+    groups: int,
+    smoothing: float,
+    tolerance: float,
+    steps: int,
+    rounds: int,
 ) -> Projected:
-    _check(noisy, public)
+    _check(noisy, public, tolerance)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing={smoothing} is not a weight; give a number from 0 to 1, 1 for none")
-    alpha, gap, step, objective = _accelerated(noisy, public, groups, tolerance, most)
-    alpha = smoothing * alpha + (1 - smoothing) / alpha.numel()
-    return Projected(public.combine(alpha), gap, step, objective)
+    with full_precision():
+        problem = LeastSquares(public.combine, public.correlate, noisy.to(public.dtype), groups)
+        # The model's own prediction: for the cross-entropy its image is zero, the best guess before any look.
+        start = public.jacobian.logits.to(public.dtype).softmax(1) / public.shape[0]
+        point, steep, taken = accelerated(problem, start, problem.steepness(start), tolerance, steps)
+        finish = by_columns if groups == 1 else by_sketch
+        point, more = finish(problem, public, point, steep, tolerance, rounds)
+        gap = problem.relative_gap(point, steep).item()
+        if not math.isfinite(gap):
+            raise ValueError("candidate gradients are not finite; are the inputs, and has training diverged?")
+        gradient = point.image
+        if smoothing < 1:
+            even = torch.full_like(point.alpha, 1 / point.alpha.numel())
+            gradient = smoothing * gradient + (1 - smoothing) * public.combine(even)
+    return Projected(gradient, gap, taken + more, point.objective.item())
 
 
-def _accelerated(
-    noisy: Tensor, public: PublicGradients, groups: int, tolerance: float, most: int
-) -> tuple[Tensor, float, int, float]:
-    """FISTA with restarts."""
-    mass, shape = 1 / groups, public.shape
-
-    def nearest(values: Tensor) -> Tensor:
-        return project_to_simplex(values.view(groups, -1), mass).view(shape)
-
-    probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(noisy)
-    for _ in range(20):
-        probe = public.correlate(public.combine(probe / probe.norm()))
-    bound = 1.05 * float(probe.norm())
-    alpha = nearest(torch.softmax(public.jacobian.logits, dim=1).to(noisy) / shape[0])
-    ahead, momentum = alpha, 1.0
-    gap, objective, step = math.inf, math.inf, 0
-    for step in range(1, most + 1):
-        slope = public.correlate(public.combine(ahead) - noisy)
-        moved = nearest(ahead - slope / max(bound, 1e-30))
-        if float(((ahead - moved) * (moved - alpha)).sum()) > 0:
-            momentum = 1.0
-        after = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-        ahead, alpha = moved + (momentum - 1) / after * (moved - alpha), moved
-        momentum = after
-        if step % 10 == 0:
-            residual = public.combine(alpha) - noisy
-            slope = public.correlate(residual)
-            least = slope.view(groups, -1).amin(1).mean()
-            objective = _half_square(residual)
-            gap = max(0.0, float((slope * alpha).sum() - least))
-            if gap <= tolerance * objective + 1e-12:
-                break
-    return alpha, gap / objective if objective else 0.0, step, objective
-
-
-def _half_square(vector: Tensor) -> float:
-    return 0.5 * float(vector @ vector)
-
-
-def _check(noisy: Tensor, public: PublicGradients) -> None:
-    if noisy.shape != (public.jacobian.num_parameters,):
-        raise ValueError(
-            f"noisy has shape {tuple(noisy.shape)}; the model has {public.jacobian.num_parameters} parameters"
-        )
-    if not math.isfinite(float(noisy.sum())):
-        raise ValueError("noisy has entries that are not finite; the noisy gradient must be a vector of numbers")
+def _check(noisy: Tensor, public: PublicGradients, tolerance: float) -> None:
+    if noisy.shape != (public.num_parameters,):
+        raise ValueError(f"noisy has shape {tuple(noisy.shape)}; the model has {public.num_parameters} parameters")
+    if not math.isfinite(noisy.sum(dtype=torch.float64).item()):
+        raise ValueError("noisy has entries that are not finite; a noisy gradient must be a vector of numbers")
+    if not tolerance > 0:
+        raise ValueError(f"tolerance={tolerance} is never reached; give a number > 0, say 0.01")

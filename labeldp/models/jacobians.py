@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap  # pyright: ignore[reportPrivateImportUsage]
 
+from labeldp.models.layer_gradients import full_precision, pieces, table
+from labeldp.models.layer_plans import plan_for, rows_at_once
 from labeldp.models.per_example import Inputs, Loss, refuse_batch_norm
 
 Parameters = dict[str, Tensor]
@@ -139,6 +141,24 @@ def logit_gradients(loss: Loss, logits: Tensor) -> Tensor:
     slope = grad(lambda row, label: loss(row.unsqueeze(0), label.unsqueeze(0)).sum())
     classes = torch.arange(logits.shape[1], device=logits.device)
     return vmap(lambda row: vmap(partial(slope, row))(classes))(logits)
+
+
+def candidate_gradients(
+    model: nn.Module, loss: Loss, inputs: Inputs, num_classes: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """∇_θ ℓ(z_i, k) for all classes k of consecutive rows, (b, K, P), with the rows they belong to."""
+    refuse_batch_norm(model)
+    columns = inputs if isinstance(inputs, tuple) else (inputs,)
+    parameters = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    plan = plan_for(model, loss, columns, parameters)
+    step = rows_at_once(plan, parameters, num_classes)
+    for start in range(0, len(columns[0]), step):
+        part = slice(start, min(start + step, len(columns[0])))
+        rows = tuple(column[part] for column in columns)
+        every = torch.arange(num_classes, device=rows[0].device).expand(len(rows[0]), num_classes)
+        found = pieces(plan, model, loss, rows, every, parameters)
+        with full_precision():
+            yield part, table(found, parameters)
 
 
 @cache
