@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from labeldp.private.mechanism import Mechanism
 from labeldp.private.randomizers import PriorResponse, RandomizedResponse
 from labeldp.private.vault import LabelVault
 from labeldp.releases import NoisyLabels
+
+Out = TypeVar("Out")
 
 
 class Fit(Protocol):
@@ -63,29 +65,45 @@ def ask(
     the same question about the same rows. Kept answers of another vault (an earlier process) are paid for again here,
     so that this vault's certificate covers them too.
     """
-    note = _note(vault, mechanism, rows)
+    return ask_once(vault, mechanism, kept, _note(vault, mechanism, rows), save_labels, load_labels, rows)
+
+
+def ask_once(
+    vault: LabelVault,
+    mechanism: Mechanism[Out],
+    kept: Path | None,
+    note: dict[str, Any],
+    save: Callable[[Path, Out, dict[str, Any]], None],
+    load: Callable[[Path], Out],
+    rows: npt.NDArray[np.intp] | None = None,
+) -> Out:
+    """Release and keep, or find what was kept for the same note; `ask` for any kind of release."""
     if kept is None or not kept.exists():
-        private = vault.release(mechanism, rows)
+        released = vault.release(mechanism, rows)
         if kept is not None:
-            save_labels(kept, private, note)
-        return private
+            save(kept, released, note)
+        return released
     earlier = load_note(kept)
     odd = sorted(key for key in note if key != "vault" and note[key] != earlier.get(key))
     if odd:
         raise ValueError(f"{kept} holds the answers to another question ({', '.join(odd)} differ); use a new folder")
     if earlier["vault"] != note["vault"]:
         vault.record(mechanism, rows)
-    return load_labels(kept)
+    return load(kept)
 
 
 def _note(vault: LabelVault, mechanism: Mechanism[NoisyLabels], rows: npt.NDArray[np.intp] | None) -> dict[str, Any]:
+    return {**question_note(vault, mechanism), "rows asked": "all" if rows is None else digest(rows)}
+
+
+def question_note(vault: LabelVault, mechanism: Mechanism[Any]) -> dict[str, Any]:
+    """What every kept answer is bound to, as plain JSON values; "vault" says whose it was."""
     return {
         "vault": vault.id,
         "mechanism": type(mechanism).__name__,
         "event": event_to_json(mechanism.event()),
         "rows of the vault": len(vault),
         "classes": vault.num_classes,
-        "rows asked": "all" if rows is None else digest(rows),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from labeldp.accounting.events import Event, event_to_json
+from labeldp.accounting.events import Event
 from labeldp.accounting.ledger import check_budget
 from labeldp.data.group_storage import GroupRelease, load_groups, save_groups
 from labeldp.data.storage import digest, load_note
@@ -18,6 +18,7 @@ from labeldp.learning.clusters import Clusters
 from labeldp.private.counts import GroupCounts
 from labeldp.private.vault import LabelVault
 from labeldp.private.votes import GroupVotes, Winners
+from labeldp.recipes.common import ask_once, question_note
 from labeldp.releases import NoisyCounts
 
 # The cluster of each row, 0 … C − 1, found without a label: what `kmeans` returns, or plain numbers.
@@ -56,30 +57,9 @@ def ask_groups(
     The file is bound to the question, the groups and the purpose (plain JSON values: what the run is about). A kept
     answer of another vault is paid for again here, so that this vault's certificate covers it too.
     """
-    note = {**_note(vault, question), **(purpose or {})}
-    if kept is None or not kept.exists():
-        released = vault.release(question)
-        if kept is not None:
-            save_groups(kept, released, note)
-        return released
-    earlier = load_note(kept)
-    odd = sorted(key for key in note if key != "vault" and note[key] != earlier.get(key))
-    if odd:
-        raise ValueError(f"{kept} holds the answers to another question ({', '.join(odd)} differ); use a new folder")
-    if earlier["vault"] != note["vault"]:
-        vault.record(question)
-    return load_groups(kept)
-
-
-def _note(vault: LabelVault, question: GroupCounts | GroupVotes) -> dict[str, Any]:
-    return {
-        "vault": vault.id,
-        "mechanism": type(question).__name__,
-        "event": event_to_json(question.event()),
-        "rows of the vault": len(vault),
-        "classes": vault.num_classes,
-        "groups": f"{question.num_groups} {digest(question.groups)}",
-    }
+    groups = f"{question.num_groups} {digest(question.groups)}"
+    note = {**question_note(vault, question), "groups": groups, **(purpose or {})}
+    return ask_once(vault, question, kept, note, save_groups, load_groups)
 
 
 def check_affordable(vault: LabelVault, looks: Iterable[tuple[Event, Path | None]]) -> None:

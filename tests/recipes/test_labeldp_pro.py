@@ -1,6 +1,5 @@
 """LabelDP-Pro: what it asks, what that costs, that it learns, and that a run which was cut goes on honestly."""
 
-import functools
 import math
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
+from labeldp import Budget, BudgetExceededError, LabelVault
 from labeldp.accounting.accountant import epsilon as epsilon_of
 from labeldp.accounting.certificate import verify
 from labeldp.accounting.events import Gaussian, Look, PoissonGaussian
@@ -16,54 +15,16 @@ from labeldp.learning.descent import rmsprop
 from labeldp.learning.fit import accuracy, adam, fit, predict, sgd
 from labeldp.learning.objectives import on_classes
 from labeldp.learning.schedules import linear
-from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
+from labeldp.private.gradients import DiameterBound, NormBound
 from labeldp.recipes import denoisers
 from labeldp.recipes.denoisers import Named, Projector, Secret, batches_for
 from labeldp.recipes.labeldp_pro import Goal, alt_conv, alt_rows, no_op, self_conv, self_span, train
+from tests.recipes.clouds import DELTA, K, network, problem, some, vault, weights
 
-K, DELTA = 3, 1e-5
 SECRET = [no_op(), alt_conv(rows=20, tolerance=0.2), alt_rows(rows=20, tolerance=0.2)]
 NAMED = [self_span(), self_conv(tolerance=0.2)]
 NAMES = ["no_op", "alt_conv", "alt_rows", "self_span", "self_conv"]
 every_denoiser = pytest.mark.parametrize("denoiser", SECRET + NAMED, ids=NAMES)
-some = functools.partial(train, delta=DELTA, batch_size=60, optimizer=sgd(1.0, 0.0, 0.0))
-
-
-@functools.cache
-def problem(n=600, seed=0):
-    """Three Gaussian clouds that a linear model separates nearly perfectly."""
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, K, size=n)
-    x = torch.from_numpy(4 * np.eye(K, 5)[labels] + generator.normal(size=(n, 5))).float()
-    return x, labels
-
-
-def vault(budget=None, seed=None, n=600, **more):
-    return LabelVault(problem(n)[1], K, budget, rng=None if seed is None else SecureRandom(seed), **more)
-
-
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(5, K)
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Every look that is really drawn: (mechanism, answer)."""
-    looks, sample = [], GradientSum.sample
-
-    def watched(self, labels, rng):
-        answer = sample(self, labels, rng)
-        looks.append((self, answer))
-        return answer
-
-    monkeypatch.setattr(GradientSum, "sample", watched)
-    return looks
-
 
 # --- what it asks and what it costs ---
 

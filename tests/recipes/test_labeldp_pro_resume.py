@@ -1,8 +1,5 @@
 """LabelDP-Pro in a folder: a run that was cut goes on honestly, and a folder belongs to one question."""
 
-import functools
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,9 +10,9 @@ from labeldp.accounting.spending import JournalStore
 from labeldp.learning.fit import adam, sgd
 from labeldp.learning.schedules import linear
 from labeldp.private.gradients import GradientSum, NormBound
-from labeldp.recipes.labeldp_pro import alt_conv, alt_rows, no_op, self_conv, self_span, train
+from labeldp.recipes.labeldp_pro import alt_conv, alt_rows, no_op, self_conv, self_span
+from tests.recipes.clouds import DELTA, K, network, problem, some, vault, weights
 
-K, DELTA = 3, 1e-5
 DENOISERS = {
     "no_op": no_op(),
     "alt_conv": alt_conv(rows=20, tolerance=0.2),
@@ -23,43 +20,6 @@ DENOISERS = {
     "self_span": self_span(),
 }
 every_denoiser = pytest.mark.parametrize("denoiser", DENOISERS.values(), ids=DENOISERS)
-some = functools.partial(train, delta=DELTA, batch_size=60, optimizer=sgd(1.0, 0.0, 0.0))
-
-
-@functools.cache
-def problem(n=600, seed=0):
-    """Three Gaussian clouds that a linear model separates nearly perfectly."""
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, K, size=n)
-    x = torch.from_numpy(4 * np.eye(K, 5)[labels] + generator.normal(size=(n, 5))).float()
-    return x, labels
-
-
-def vault(budget=None, seed=None, n=600, **more):
-    return LabelVault(problem(n)[1], K, budget, rng=None if seed is None else SecureRandom(seed), **more)
-
-
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(5, K)
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Every look that is really drawn: (mechanism, answer)."""
-    looks, sample = [], GradientSum.sample
-
-    def watched(self, labels, rng):
-        answer = sample(self, labels, rng)
-        looks.append((self, answer))
-        return answer
-
-    monkeypatch.setattr(GradientSum, "sample", watched)
-    return looks
 
 
 class StopHereError(Exception):
