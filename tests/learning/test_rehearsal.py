@@ -1,0 +1,220 @@
+"""Plans and their rehearsal: rows within the bound, choices without a label, and how good they are with one."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labeldp.learning.heads import hull_head, ridge_head, softmax_head
+from labeldp.learning.moments import eigenbasis, ridge
+from labeldp.learning.plans import Plan, gram_of, prepare, spectrum
+from labeldp.learning.rehearsal import class_sums, rehearse, rehearsed
+from tests.learning.test_moments import accuracy, rng
+
+
+def spread_out(rows=3000, width=40, seed=0, steep=1.0):
+    """Features whose variance falls as a power of their number, not aligned with the axes."""
+    scale = torch.arange(1, width + 1).pow(-steep)
+    turn = torch.linalg.qr(torch.randn(width, width, generator=rng(seed + 1))).Q
+    return (torch.randn(rows, width, generator=rng(seed)) * scale) @ turn + 3.0
+
+
+def modes(rows=8000, width=64, count=60, classes=5, seed=0):
+    """Many modes of falling spread; a class is some of them, at random. Features and labels."""
+    scale = torch.arange(1, width + 1).pow(-0.7)
+    centres = torch.randn(count, width, generator=rng(seed)) * scale
+    which = torch.randint(count, (rows,), generator=rng(seed + 1))
+    features = centres[which] + 0.25 * torch.randn(rows, width, generator=rng(seed + 2)) * scale
+    return features, (torch.arange(count) % classes)[which]
+
+
+# -- plans ----------------------------------------------------------------------------------------------------
+
+
+@given(
+    rank=st.integers(1, 60),
+    power=st.floats(0, 1.5),
+    quantile=st.sampled_from([0.0, 0.3, 1.0]),
+    constant=st.sampled_from([0.0, 0.3, 2.0]),
+)
+@settings(max_examples=40)
+def test_rows_are_no_longer_than_one(rank, power, quantile, constant):
+    features = spread_out(rows=300)
+    basis = prepare(Plan(rank, power, quantile, constant), spectrum(features), features)
+    rows = basis(features)
+    lengths = rows.norm(dim=1)
+    assert rows.shape == (300, min(rank, 40) + (constant > 0))
+    assert basis.width == rows.shape[1]
+    assert float(lengths.max()) <= 1 + 1e-6
+    full = (lengths > 1 - 1e-4).double().mean()
+    assert float(full) >= 1 - quantile - 0.01
+    if quantile == 1.0:
+        assert float(full) < 0.1
+
+
+def test_whitening_by_its_power():
+    features = spread_out(rows=20_000)
+    found = spectrum(features)
+    free = [prepare(Plan(10, power), found, features) for power in (0.0, 0.5, 1.0)]
+    deviations = [basis._plain(features)[:, :-1].std(dim=0) for basis in free]
+    torch.testing.assert_close(deviations[0], found.variances[:10].sqrt(), rtol=0.02, atol=0)
+    torch.testing.assert_close(deviations[1], found.variances[:10].pow(0.25), rtol=0.02, atol=0)
+    torch.testing.assert_close(deviations[2], torch.ones(10), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("plan", [Plan(5), Plan(40, 1.0, 0.5), Plan(3, 0.0, 1.0, constant=0.0)])
+def test_the_layer_on_plain_features_decides_as_the_head_does(plan):
+    features = spread_out(rows=500)
+    basis = prepare(plan, spectrum(features), features)
+    weight = torch.randn(4, basis.width, generator=rng(3))
+    layer = basis.linear(weight)
+    assert (layer(features).argmax(dim=1) == (basis(features) @ weight.T).argmax(dim=1)).all()
+    assert not layer.weight.requires_grad
+
+
+def test_features_without_spread_and_bad_plans_are_refused():
+    with pytest.raises(ValueError, match="do not vary"):
+        prepare(Plan(2), spectrum(torch.ones(9, 3)), torch.ones(9, 3))
+    with pytest.raises(ValueError, match="rank"):
+        Plan(0)
+    with pytest.raises(ValueError, match=r"quantile=1\.5"):
+        Plan(3, quantile=1.5)
+    with pytest.raises(ValueError, match="power=-1"):
+        Plan(3, power=-1)
+    with pytest.raises(ValueError, match="features has shape"):
+        spectrum(torch.ones(9))
+    with pytest.raises(ValueError, match="not finite"):
+        spectrum(torch.full((9, 3), math.inf))
+
+
+# -- rehearsal --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_here_could_hold_a_label():
+    names = set(inspect.signature(rehearse).parameters)
+    assert not {name for name in names if "label" in name or "vault" in name or name in {"y", "targets"}}
+
+
+def test_the_same_seed_gives_the_same_choice_and_scores():
+    features = spread_out()
+    first, second = (rehearse(features, 4, 20.0, plans=[Plan(4), Plan(16)], seed=5) for _ in range(2))
+    assert first.tried == second.tried
+    assert first.plan == second.plan
+
+
+def test_less_noise_more_directions():
+    features, _ = modes()
+    ranks = [rehearse(features, 5, noise, heads=[ridge_head]).plan.rank for noise in (100.0, 20.0, 1.0)]
+    assert ranks == sorted(ranks)
+    assert ranks[0] < ranks[-1]
+
+
+@pytest.mark.parametrize("noise", [10.0, 60.0])
+def test_the_choice_is_good_for_labels_it_has_never_seen(noise):
+    """Regret on real labels of the plan chosen by pseudo-labels: at most two points."""
+    features, labels = modes(rows=12_000)
+    found = spectrum(features)
+    plans = [Plan(rank, power) for power in (0.0, 0.5, 1.0) for rank in (2, 8, 32, 64)]
+    chosen = rehearse(features, 5, noise, plans=plans, heads=[ridge_head]).plan
+    scores = {plan: real_accuracy(plan, found, features, labels, noise) for plan in plans}
+    assert scores[chosen] >= max(scores.values()) - 0.02
+    assert np.median([*scores.values()]) < max(scores.values()) - 0.05, "there was something to choose"
+
+
+def real_accuracy(plan, found, features, labels, noise):
+    basis = prepare(plan, found, features)
+    rows = basis(features)
+    axes, moment = eigenbasis(gram_of(rows)), class_sums(rows, labels, 5)
+    draws = [rehearsed(moment, noise, len(rows), seed) for seed in range(100, 104)]
+    return np.mean([accuracy(rows, labels, ridge(noisy, axes, constant=basis.constant_column)) for noisy in draws])
+
+
+def test_noise_is_scaled_to_the_rows_rehearsed():
+    """A fifth of the rows with a fifth of the noise scores as all rows do, and not as a fifth with all of it."""
+    features, _ = modes(rows=20_000)
+    settings_ = {"plans": [Plan(32)], "clusterings": 6, "draws": 4, "heads": [ridge_head]}
+    few, whole = (rehearse(features, 5, 40.0, rows=rows, **settings_).tried[0].score for rows in (4000, 20_000))
+    unscaled = rehearse(features, 5, 200.0, rows=4000, **settings_).tried[0].score
+    assert few == pytest.approx(whole, abs=0.05)
+    assert unscaled < whole - 0.15
+
+
+def test_a_better_head_is_taken_and_a_worse_one_is_not():
+    features = spread_out()
+
+    def backwards(noisy, rows, gram, *, constant=None):
+        return -ridge_head(noisy, rows, gram, constant=constant)
+
+    found = rehearse(features, 4, 1.0, plans=[Plan(8)], heads=[backwards, ridge_head])
+    assert found.head is ridge_head
+    found = rehearse(features, 4, 1.0, plans=[Plan(8)], heads=[ridge_head, backwards, ridge_head])
+    assert found.head is ridge_head
+    assert found.heads[0] == found.heads[2] > found.heads[1]
+
+
+@pytest.mark.parametrize("classes", [1, 2, 40])
+def test_few_rows_and_any_number_of_classes(classes):
+    features = spread_out(rows=200, width=5)
+    found = rehearse(features, classes, 1.0, plans=[Plan(3)], clusterings=1, draws=1)
+    assert 0 <= found.tried[0].score <= 1
+    rows = found.basis(features)
+    moment = rehearsed(class_sums(rows, torch.arange(200) % classes, classes), 1.0, 200, 0)
+    assert found.fit(moment, rows)(features).shape == (200, classes)
+
+
+def test_refusals():
+    features = spread_out(rows=50, width=5)
+    with pytest.raises(ValueError, match="noise=-1"):
+        rehearse(features, 2, -1.0)
+    with pytest.raises(ValueError, match="plans is empty"):
+        rehearse(features, 2, 1.0, plans=[])
+    with pytest.raises(ValueError, match="heads"):
+        rehearse(features, 2, 1.0, heads=[])
+    with pytest.raises(ValueError, match="num_classes"):
+        rehearse(features, 0, 1.0)
+    with pytest.raises(ValueError, match="at least 3"):
+        rehearse(features[:2], 2, 1.0)
+
+
+def test_rehearsed_moments_have_the_noise_they_state():
+    moment = torch.zeros(5, 40_000, dtype=torch.float64)
+    noisy = rehearsed(moment, 3.0, 10, seed=1)
+    np.testing.assert_allclose(noisy.value.sum(axis=0), 0, atol=1e-9)
+    assert noisy.value.std() == pytest.approx(noisy.entry_std, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("LABELDP_DATA" not in os.environ, reason="needs $LABELDP_DATA with fashion_mnist")
+@pytest.mark.parametrize(("epsilon", "least"), [(0.1, 0.76), (1.0, 0.81)])
+def test_one_look_at_fashion_mnist_from_pixels(epsilon, least):
+    """The whole way with the real vault: rehearse, ask once, fit; nothing is chosen by a label."""
+    from labeldp import Budget, GaussianNoise, Moments
+    from labeldp.data.benchmarks import MissingDataError, load
+
+    try:
+        data = load("fashion_mnist", budget=Budget(epsilon, 1e-5))
+    except MissingDataError:
+        pytest.skip("no fashion_mnist in $LABELDP_DATA")
+    train, test = (torch.tensor(images).flatten(1).float() / 255 for images in (data.train, data.test))
+    noise = GaussianNoise.for_budget(epsilon, 1e-5)
+    found = rehearse(train, 10, noise.std)
+    rows = found.basis(train)
+    noisy = data.vault.release(Moments(rows.numpy(), 10, noise, radius=1.0))
+    assert noisy.scaled_rows == 0
+    head = found.fit(noisy, rows)
+    found_share = float((head(test).argmax(dim=1).numpy() == data.test_labels).mean())
+    assert found_share > least
+    assert data.vault.certificate().epsilon <= epsilon
+
+
+def test_all_heads_have_one_shape():
+    for head in (ridge_head, softmax_head, hull_head):
+        assert [*inspect.signature(head).parameters][:3] == ["noisy", "features", "gram"]
+        assert "constant" in inspect.signature(head).parameters
