@@ -46,7 +46,9 @@ def interior_point(program: Quadratic, start: Tensor, enough: float, steps: int 
             break
         slack = (slope.view(shape) - level[:, None]).flatten()
         alpha_move, level_move = _Newton(program, alpha, slack, shape).step()
-        alpha, level = alpha + alpha_move, level + level_move
+        alpha, level = (alpha + alpha_move).view(shape), level + level_move
+        # Near the edges rounding would wear off the sums.
+        alpha = (alpha * (mass / alpha.sum(1))[:, None]).flatten()
         slope = program.slope(alpha)
         least = slope.view(shape).amin(1)
         gap = alpha @ slope - mass @ least

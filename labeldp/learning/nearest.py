@@ -111,7 +111,9 @@ def by_sketch(
         enough = _INNER * tolerance * problem.unit(point).item()
         alpha = sketch.solve(problem, point, enough, caution).to(point.alpha.dtype)
         move = public.combine(alpha) - point.image
-        length = ((problem.noisy - point.image) @ move / (move @ move)).clamp(0, 1)
+        square = move @ move
+        # Of a move that short rounding would decide how much to take.
+        length = torch.where(square > enough, (problem.noisy - point.image) @ move / square, 1.0).clamp(0, 1)
         found = problem.at(point.alpha + length * (alpha - point.alpha))
         if not _is_better(found, point, enough):
             return point, taken

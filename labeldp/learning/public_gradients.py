@@ -8,14 +8,11 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from labeldp.models.jacobians import LogitJacobian, candidate_gradients, logit_gradients
+from labeldp.models.jacobians import LogitJacobian, candidate_gradients, fits_memory, logit_gradients
 from labeldp.models.per_example import Inputs, Loss, cross_entropy, gradients, norm_factors
 
 # Inner products (b, K, K) of each row's candidates and their rounding (b, K) → what to multiply candidates by, (b, K).
 Factors = Callable[[Tensor, Tensor], Tensor]
-
-# Bytes of a matrix that is worth keeping where there is no GPU to ask for its free memory.
-_CPU_BYTES = 8 << 30
 
 
 class PublicGradients:
@@ -108,9 +105,9 @@ class PublicGradients:
     def matrix(self) -> Tensor | None:
         """G (n·K, P), or None where it does not fit."""
         logits = self.jacobian.logits
-        if logits.numel() * self.num_parameters * logits.element_size() > self._free_bytes():
+        if not fits_memory(logits, self.num_parameters, self._memory):
             return None
-        matrix = logits.new_empty(*logits.shape, self.num_parameters)
+        matrix = logits.new_empty(*logits.shape, self.num_parameters, dtype=self.dtype)
         for part, block in self._computed_blocks():
             matrix[part] = block if self._factors is None else _scaled(block, self._factors_of(block))
         return matrix.flatten(0, 1)
@@ -141,12 +138,6 @@ class PublicGradients:
         assert self._factors is not None
         gram = (block @ block.mT).double()
         return self._factors(gram, torch.zeros_like(gram[:, 0])).to(block.dtype)
-
-    def _free_bytes(self) -> int:
-        if self._memory is not None:
-            return self._memory
-        device = self.jacobian.logits.device
-        return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _CPU_BYTES
 
 
 def _scaled(candidates: Tensor, factors: Tensor) -> Tensor:

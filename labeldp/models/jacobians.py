@@ -1,7 +1,7 @@
-"""How the logits of given rows move with the weights: the Jacobian as an operator, and as a matrix where it fits.
+"""How the logits of given rows move with the weights, and the gradients that the rows would have under every class.
 
-The gradient of any loss of (logits, class) is a product with it: ∇_θ ℓ(z_i, k) = J_iᵀ ∇_z ℓ(z_i, k), so one Jacobian
-serves every class of every row.
+The gradient of a loss of (logits, class) is a product with the Jacobian, ∇_θ ℓ(z_i, k) = J_iᵀ ∇_z ℓ(z_i, k), so one
+Jacobian serves every class of every row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap  # pyright: ignore[reportPrivateImportUsage]
+from torch.func import functional_call, grad, jvp, vjp, vmap  # pyright: ignore[reportPrivateImportUsage]
+from torch.nn.modules.dropout import _DropoutNd
 
 from labeldp.models.layer_gradients import full_precision, pieces, table
 from labeldp.models.layer_plans import plan_for, rows_at_once
@@ -20,16 +21,15 @@ from labeldp.models.per_example import Inputs, Loss, refuse_batch_norm
 
 Parameters = dict[str, Tensor]
 
-# Rows that go through the model together in a product, and bytes of a matrix that is worth keeping.
-_ROWS, _CPU_BYTES, _BLOCK_BYTES = 4096, 4 << 30, 256 << 20
+# Rows that go through the model together in a product; bytes of a matrix that is worth keeping without a GPU.
+_ROWS, _CPU_BYTES = 4096, 8 << 30
 
 
 class LogitJacobian:
-    """J_i = ∂z_i/∂θ (K, P) of the logits of every row, at the weights the model has now.
+    """J_i = ∂z_i/∂θ (K, P) of the logits of every row, at the model's present weights, which must stay meanwhile.
 
     θ are the trainable parameters in the order of `model.parameters()`, flattened. The products are forward and reverse
-    differentiation (`torch.func`); `dense` is the matrix itself, or None where it would take more than `memory` bytes
-    (half of what is free on a GPU, 4 GiB elsewhere, unless given).
+    differentiation (`torch.func`).
 
     >>> layer = nn.Linear(2, 3, bias=False)
     >>> jacobian = LogitJacobian(layer, torch.tensor([[1.0, 2.0]]))
@@ -39,17 +39,14 @@ class LogitJacobian:
     tensor([1., 2., 0., 0., 0., 0.])
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, *, memory: int | None = None) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         refuse_batch_norm(model)
-        self._model = model
-        self._columns = inputs if isinstance(inputs, tuple) else (inputs,)
-        # A copy: the weights may move on while the Jacobian is in use.
-        self._parameters = {name: value.clone() for name, value in _trainable(model).items()}
+        self._model, self._inputs, self._columns = model, inputs, _columns(inputs)
+        self._parameters = _trainable(model)
         if not self._parameters:
             raise ValueError("the model has no trainable parameter; set requires_grad on those to differentiate by")
         if len(self._columns[0]) == 0:
             raise ValueError("inputs has no rows; give at least one")
-        self._memory = memory
 
     @property
     def num_parameters(self) -> int:
@@ -60,55 +57,38 @@ class LogitJacobian:
     def logits(self) -> Tensor:
         """z (n, K)."""
         with torch.no_grad():
-            return torch.cat([self._forward(part, self._parameters) for part in self._row_slices(_ROWS)])
+            return torch.cat([self._forward(part, self._parameters) for part in self._parts()])
 
     def jvp(self, vector: Tensor) -> Tensor:
         """J v (n, K) for v (P,)."""
+        _refuse_dropout(self._model)
         _load_forward_rules()
         moved = self._shaped(vector)
-        parts = [jvp(partial(self._forward, part), (self._parameters,), (moved,)) for part in self._row_slices(_ROWS)]
-        return torch.cat([part[1] for part in parts])
+        found = [jvp(partial(self._forward, part), (self._parameters,), (moved,)) for part in self._parts()]
+        return torch.cat([part[1] for part in found])
 
     def vjp(self, weights: Tensor) -> Tensor:
         """Jᵀ u = Σ_i J_iᵀ u_i (P,) for u (n, K)."""
-        total = None
-        for part in self._row_slices(_ROWS):
+        _refuse_dropout(self._model)
+        total = weights.new_zeros(self.num_parameters)
+        for part in self._parts():
             pull = vjp(partial(self._forward, part), self._parameters)[1]
-            found = _flat(pull(weights[part].contiguous())[0])
-            total = found if total is None else total + found
-        assert total is not None
+            total += torch.cat([value.flatten() for value in pull(weights[part].contiguous())[0].values()])
         return total
 
-    def dense(self) -> Tensor | None:
-        """J (n, K, P), or None where it does not fit."""
-        return self._matrix
-
-    @cached_property
-    def _matrix(self) -> Tensor | None:
-        size = self.logits.numel() * self.num_parameters * self.logits.element_size()
-        if size > self._free_bytes():
+    def dense(self, memory: int | None = None) -> Tensor | None:
+        """J (n, K, P), or None where it takes more than `memory` bytes (see `fits_memory`)."""
+        if not fits_memory(self.logits, self.num_parameters, memory):
             return None
-        matrix = self.logits.new_empty(*self.logits.shape, self.num_parameters)
-        for part, block in self.blocks():
-            matrix[part] = block
-        return matrix
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """J of consecutive rows, (b, K, P), never all of it in memory."""
-        row_bytes = self.logits.shape[1] * self.num_parameters * self.logits.element_size()
-        each = vmap(jacrev(self._one_row), in_dims=(None, 0))
-        for part in self._row_slices(max(1, min(128, _BLOCK_BYTES // row_bytes))):
-            yield part, _flat(each(self._parameters, tuple(column[part] for column in self._columns)), lead=2)
-
-    def _one_row(self, parameters: Parameters, row: tuple[Tensor, ...]) -> Tensor:
-        return functional_call(self._model, parameters, tuple(column.unsqueeze(0) for column in row))[0]
+        found = candidate_gradients(self._model, _one_logit, self._inputs, self.logits.shape[1])
+        return torch.cat([block for _, block in found])
 
     def _forward(self, part: slice, parameters: Parameters) -> Tensor:
         return functional_call(self._model, parameters, tuple(column[part] for column in self._columns))
 
-    def _row_slices(self, step: int) -> Iterator[slice]:
+    def _parts(self) -> Iterator[slice]:
         rows = len(self._columns[0])
-        return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+        return (slice(start, min(start + _ROWS, rows)) for start in range(0, rows, _ROWS))
 
     def _shaped(self, vector: Tensor) -> Parameters:
         values = self._parameters
@@ -116,16 +96,6 @@ class LogitJacobian:
             raise ValueError(f"vector has shape {tuple(vector.shape)}; the model has {self.num_parameters} parameters")
         parts = vector.split([value.numel() for value in values.values()])
         return {name: part.view_as(value) for (name, value), part in zip(values.items(), parts, strict=True)}
-
-    def _free_bytes(self) -> int:
-        if self._memory is not None:
-            return self._memory
-        device = self.logits.device
-        return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else _CPU_BYTES
-
-
-def _trainable(model: nn.Module) -> Parameters:
-    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def logit_gradients(loss: Loss, logits: Tensor) -> Tensor:
@@ -146,10 +116,14 @@ def logit_gradients(loss: Loss, logits: Tensor) -> Tensor:
 def candidate_gradients(
     model: nn.Module, loss: Loss, inputs: Inputs, num_classes: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """∇_θ ℓ(z_i, k) for all classes k of consecutive rows, (b, K, P), with the rows they belong to."""
+    """∇_θ ℓ(z_i, k) for all classes k of consecutive rows, (b, K, P), with the rows they belong to.
+
+    >>> blocks = candidate_gradients(nn.Linear(4, 3), _one_logit, torch.zeros(5, 4), num_classes=3)
+    >>> sum(block.shape[0] for _, block in blocks)
+    5
+    """
     refuse_batch_norm(model)
-    columns = inputs if isinstance(inputs, tuple) else (inputs,)
-    parameters = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    columns, parameters = _columns(inputs), _trainable(model)
     plan = plan_for(model, loss, columns, parameters)
     step = rows_at_once(plan, parameters, num_classes)
     for start in range(0, len(columns[0]), step):
@@ -161,13 +135,44 @@ def candidate_gradients(
             yield part, table(found, parameters)
 
 
+def fits_memory(logits: Tensor, num_parameters: int, memory: int | None) -> bool:
+    """Whether n·K·P numbers take at most so many bytes: half of what is free on a GPU, 8 GiB elsewhere, when None."""
+    if memory is None:
+        memory = _free_bytes(logits.device) // 2 if logits.is_cuda else _CPU_BYTES
+    return logits.numel() * num_parameters * max(4, logits.element_size()) <= memory
+
+
+def _free_bytes(device: torch.device) -> int:
+    """On a GPU; what torch holds without using it is free too."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
+
+
+def _one_logit(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.gather(1, labels[:, None])[:, 0]
+
+
+def _columns(inputs: Inputs) -> tuple[Tensor, ...]:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def _trainable(model: nn.Module) -> Parameters:
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def _refuse_dropout(model: nn.Module) -> None:
+    """Every product would see another network."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+            raise ValueError(
+                f"{name or 'model'} drops units at random, so two products with the Jacobian would not agree; "
+                "call model.eval(), or allow memory for the matrix of all candidates, which is drawn once"
+            )
+
+
 @cache
 def _load_forward_rules() -> None:
     """The first use of forward differentiation loads torch's rules for it, which warn about torch's own internals."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
-
-
-def _flat(parts: Parameters, lead: int = 0) -> Tensor:
-    return torch.cat([value.flatten(lead) for value in parts.values()], dim=-1)
