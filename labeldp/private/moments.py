@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from numbers import Real
 from typing import Any, cast
 
@@ -169,7 +170,7 @@ class Moments:
 
     # -- the grid and the noise on it -----------------------------------------------------------------------
 
-    @property
+    @cached_property
     def grid(self) -> Grid:
         """What features are rounded to, and how far a row or user reaches on it."""
         order = 1 if isinstance(self.noise, LaplaceNoise) else 2

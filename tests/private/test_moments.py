@@ -17,6 +17,7 @@ from labeldp.accounting.certificate import parse, verify
 from labeldp.accounting.events import DiscreteGaussian, Gaussian, GridGaussian, PureDP
 from labeldp.private.moment_sums import GridSum
 from labeldp.private.moments import RowChunks
+from labeldp.testing import ContractError, check_mechanism
 from tests.private.frequencies import FALSE_ALARM, follows
 
 NOISE = GaussianNoise(5.0)
@@ -347,6 +348,25 @@ def test_the_sum_over_classes_is_the_public_one(num_classes):
 
 
 # -- in a vault ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(0.8), LaplaceNoise(1.5)])
+def test_the_public_check_accepts_it_and_catches_a_cheat(noise):
+    """Answers on two neighbours, from the outside; 2·4,000 draws, false alarm 1e-6."""
+    table = np.ones((3, 1), dtype=np.float32)
+    ours, theirs = [0, 1, 1], [1, 1, 1]
+
+    def statistic(release):
+        return release.value[0, 0] - release.value[1, 0]
+
+    check_mechanism(Moments(table, 2, noise, 1.0), ours, theirs, 2, statistic=statistic, draws=4000)
+
+    class ThirdOfTheNoise(Moments):
+        def _noisy(self, exact, rng):
+            return exact + 0.3 * (super()._noisy(0 * exact, rng))
+
+    with pytest.raises(ContractError, match="declared"):
+        check_mechanism(ThirdOfTheNoise(table, 2, noise, 1.0), ours, theirs, 2, statistic=statistic, draws=4000)
 
 
 def test_events_say_how_the_noise_was_drawn():
