@@ -1,7 +1,7 @@
 # make demo   privatize a real table, say what was promised and what it cost, verify the certificate
 # make test   the whole test suite (slow tests: make test-slow)
 # make check  ruff and pyright
-# make bench  every benchmark in benchmarks/, ours beside a reference
+# make bench  every benchmark in benchmarks/, ours beside a reference (projection.py is long on a CPU: run it by hand)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -28,7 +28,7 @@ format: .venv/dev.stamp
 	$(BIN)/ruff format .
 
 bench: .venv/dev.stamp
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/projection.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
