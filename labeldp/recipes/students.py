@@ -1,0 +1,193 @@
+"""A deep network taught by a private teacher's soft labels: better than the teacher, at no further cost in privacy.
+
+    1. a teacher, such as the head of `one_shot`, gives every row class probabilities p_i; they were paid for
+    2. the student minimises Σ_i w_i · CE(p_i, student(x_i)) over changed copies of the rows; w_i grows with how
+       likely the teacher's first choice is right
+    3. for each further generation: p_i ← a mix of the teacher's and the student's probabilities, and again from the
+       first weights (noisy student, Xie et al. 2020; born-again networks, Furlanello et al. 2018)
+
+Only public inputs and released probabilities come in, no vault: this is post-processing, and costs nothing.
+
+Why the student can be better: a head on fixed features errs in ways that depend on those features and on the moment's
+noise. A network that sees the pixels under changes (crops, mirrors) learns first what holds for many rows, and such
+errors late or never (early learning, Liu et al. 2020). When it helps: where a network trained on true labels would be
+clearly better than the head, and the teacher is right on most rows, so at ε of about 0.1 and more for tens of
+thousands of small images. It does not help where features of a good encoder leave nothing to learn from the pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from labeldp.learning import schedules
+from labeldp.learning.augment import Augment, compose, cutout, random_crop, random_flip
+from labeldp.learning.fit import Inputs, adam, predict
+from labeldp.learning.fit import fit as fit_model
+from labeldp.learning.objectives import Objective
+from labeldp.models.shared import checked_count
+from labeldp.recipes.common import Fit, checkpoint_of, device_of, in_folder
+
+# Class probabilities (n, K) → how much each row counts, (n,).
+Weigh = Callable[[Tensor], Tensor]
+# The teacher's and the last student's probabilities, (n, K) → the next targets.
+Relabel = Callable[[Tensor, Tensor], Tensor]
+
+
+def by_confidence(power: float = 1.0) -> Weigh:
+    """((K·p_max − 1)/(K − 1))^power: 1 where the teacher is sure, 0 where it knows nothing.
+
+    >>> by_confidence()(torch.tensor([[0.5, 0.5], [0.75, 0.25], [1.0, 0.0]]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+    if not power >= 0:
+        raise ValueError(f"power={power} must be at least 0; 0 counts all rows alike")
+
+    def weigh(probabilities: Tensor) -> Tensor:
+        classes = probabilities.shape[1]
+        sure = (classes * probabilities.amax(dim=1) - 1) / max(classes - 1, 1)
+        return sure.clamp(0, 1).pow(power)
+
+    return weigh
+
+
+def surest(share: float = 0.5) -> Weigh:
+    """1 for the surest rows of every predicted class, this share of each class's, and 0 for the others.
+
+    Class by class, or the easy classes would crowd out the rest.
+
+    >>> surest(0.5)(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.45, 0.55]]))
+    tensor([1., 0., 1., 0.])
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share={share} is not a share of the rows; give a number above 0 and at most 1")
+
+    def weigh(probabilities: Tensor) -> Tensor:
+        confidence, chosen = probabilities.max(dim=1)
+        counts = torch.zeros(probabilities.shape[1], device=chosen.device)
+        counts = counts.scatter_add_(0, chosen, torch.ones_like(confidence))
+        # By class, then by falling confidence: a row's place less its class's first place is its rank in the class.
+        order = confidence.argsort(descending=True)
+        order = order[chosen[order].argsort(stable=True)]
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        rank = place - (counts.cumsum(0) - counts)[chosen]
+        return (rank < (share * counts[chosen]).ceil()).to(probabilities.dtype)
+
+    return weigh
+
+
+def mixed(share: float = 0.5) -> Relabel:
+    """(1 − share)·teacher + share·student: the student's errors and the teacher's are not the same.
+
+    >>> mixed(0.5)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+    tensor([[0.7500, 0.2500]])
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share={share} is not a weight; give a number from 0 to 1")
+    return lambda teacher, student: torch.lerp(teacher, student, share)
+
+
+def on_probabilities(targets: Tensor, weights: Tensor | None = None) -> Objective:
+    """w_i · CE(p_i, softmax(logits)), the weights brought to mean 1 over the rows."""
+    if weights is None:
+        return lambda logits, rows: -(targets[rows] * log_softmax(logits, dim=-1)).sum(dim=-1)
+    scaled = weights / weights.mean().clamp_min(1e-12)
+    return lambda logits, rows: -(scaled[rows] * (targets[rows] * log_softmax(logits, dim=-1)).sum(dim=-1))
+
+
+def train(
+    model: nn.Module,
+    inputs: Inputs,
+    probabilities: Tensor | np.ndarray,
+    *,
+    fit: Fit | None = None,
+    weigh: Weigh | None = None,
+    generations: int = 1,
+    relabel: Relabel | None = None,
+    folder: Path | None = None,
+) -> nn.Module:
+    """Train the model on a teacher's probabilities, in place; returns it in eval mode.
+
+    Args:
+        inputs: public, on the model's device: floats, already scaled.
+        probabilities: the teacher's, (n, K); the better calibrated, the better the weights. Released or public.
+        fit: the training algorithm; `usual_fit(inputs)` when None.
+        weigh: how much each row counts; `by_confidence()` when None.
+        generations: how often a student is trained, each from the model's first weights.
+        relabel: the targets of the next generation; `mixed()` when None.
+        folder: keeps a checkpoint of every generation, so that a killed run goes on.
+
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> teacher = torch.cat((torch.sigmoid(4 * x), torch.sigmoid(-4 * x)), dim=1)
+    >>> student = train(nn.Linear(1, 2), x, teacher)
+    >>> predict(student, torch.tensor([[-1.0], [1.0]])).argmax(dim=1)
+    tensor([1, 0])
+    """
+    teacher = _checked(model, inputs, probabilities)
+    fit, weigh, relabel = fit or usual_fit(inputs), weigh or by_confidence(), relabel or mixed()
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    in_folder(folder, "")
+    targets = teacher
+    for generation in range(checked_count("generations", generations)):
+        if generation > 0:
+            targets = relabel(teacher, predict(model, inputs).softmax(dim=1))
+            model.load_state_dict(first)
+        settings = checkpoint_of(folder, targets.cpu().numpy())
+        model = fit(model, inputs, on_probabilities(targets, weigh(targets)), **settings)
+    return model
+
+
+def usual_fit(inputs: Inputs, *, epochs: int | None = None, flip: bool | None = None, **settings: Any) -> Fit:
+    """`labeldp.learning.fit.fit` with settings for students, by the kind and size of the inputs.
+
+    Adam with a one-cycle rate, batches of 512 (fewer where rows are few), crops and cutout for images (n, C, H, W),
+    mixup for everything else.
+
+    Args:
+        epochs: as many as pass about 900,000 images when None, 12 at least.
+        flip: mirror images; whether that keeps the class is public knowledge of the data. When None, only in colour:
+            digits are not to be mirrored, and clothes are, but both are grey.
+        settings: any of `fit`, instead of those here.
+    """
+    rows = inputs[0] if isinstance(inputs, tuple) else inputs
+    usual: dict[str, Any] = {
+        "epochs": epochs or max(12, min(200, round(900_000 / max(len(rows), 1)))),
+        "batch_size": min(512, max(32, len(rows) // 48)),
+        "optimizer": adam(2e-3, weight_decay=0.01),
+        "schedule": schedules.one_cycle(),
+    }
+    usual |= {"augment": image_changes(rows, flip)} if rows.ndim == 4 else {"mixup": 0.4}
+    return functools.partial(fit_model, **{**usual, **settings})
+
+
+def image_changes(images: Tensor, flip: bool | None = None) -> Augment:
+    """Crops that move by a fourteenth of the side (an eighth in colour), cutout of a quarter, mirrors if asked for."""
+    colour, side = images.shape[1] > 1, min(images.shape[2:])
+    changes = [random_crop(max(1, side // (8 if colour else 14))), cutout(max(1, side // 4))]
+    return compose(*changes, *([random_flip()] if (colour if flip is None else flip) else []))
+
+
+def _checked(model: nn.Module, inputs: Inputs, probabilities: Tensor | np.ndarray) -> Tensor:
+    """The probabilities on the model's device, or ValueError if rows, classes or values do not fit."""
+    if not isinstance(probabilities, Tensor | np.ndarray):
+        raise ValueError(f"probabilities is a {type(probabilities).__name__}; give a tensor or array (n, K)")
+    given = torch.as_tensor(probabilities).detach()
+    rows = len(inputs[0] if isinstance(inputs, tuple) else inputs)
+    if given.ndim != 2 or len(given) != rows or rows == 0:
+        raise ValueError(f"probabilities has shape {tuple(given.shape)} for {rows} inputs; give one row (K,) for each")
+    given = given.to(device_of(model), torch.float32)
+    wrong = int((~((given >= 0).all(dim=1) & ((given.sum(dim=1) - 1).abs() < 1e-3))).sum())
+    if wrong:
+        raise ValueError(f"probabilities has {wrong} rows that are no distribution; give numbers ≥ 0 that add up to 1")
+    some = tuple(x[:1] for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+    outputs = tuple(predict(model, some).shape)
+    if outputs != (1, given.shape[1]):
+        raise ValueError(f"the model maps one row to shape {outputs}; it must be (1, {given.shape[1]}), as the teacher")
+    return given

@@ -1,0 +1,245 @@
+"""Students: the weights and targets in numbers, a student that beats its teacher, resuming, and no way to a label."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Generator, nn
+
+from labeldp import LabelVault
+from labeldp.learning.fit import accuracy, adam, fit, predict
+from labeldp.learning.schedules import one_cycle
+from labeldp.models.shared import with_head
+from labeldp.recipes import students
+from labeldp.recipes.students import by_confidence, mixed, on_probabilities, surest, train, usual_fit
+
+K, N, SIDE = 3, 1200, 12
+TRAIN = functools.partial(fit, epochs=4, batch_size=32, optimizer=adam(1e-2), schedule=one_cycle())
+
+
+@functools.cache
+def pictures(seed=0):
+    """One small stroke per picture, at a random place: what it looks like is its class. Pixels alone say little."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, K, size=N)
+    strokes = np.stack([np.eye(4), np.fliplr(np.eye(4)), np.tile([0, 1, 0, 1], (4, 1))])
+    images = 0.2 * generator.normal(size=(N, 1, SIDE, SIDE))
+    for image, label, (top, left) in zip(images, labels, generator.integers(0, SIDE - 3, size=(N, 2)), strict=True):
+        image[0, top : top + 4, left : left + 4] += strokes[label]
+    return torch.from_numpy(images).float(), torch.from_numpy(labels)
+
+
+@functools.cache
+def noisy_teacher(right=0.6, seed=1):
+    """Probabilities whose first choice is right this often, at random: surer where right, as calibrated ones are."""
+    _, labels = pictures()
+    generator = Generator().manual_seed(seed)
+    wrong = (labels + torch.randint(1, K, (N,), generator=generator)) % K
+    chosen = torch.where(torch.rand(N, generator=generator) < right, labels, wrong)
+    return 0.1 + 0.7 * torch.nn.functional.one_hot(chosen, K).float()
+
+
+def network():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 16, 4), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten())
+    return with_head(body, 16, K)
+
+
+def weights(model):
+    return torch.cat([value.flatten() for value in model.state_dict().values()])
+
+
+def run(probabilities=None, **settings):
+    teacher = noisy_teacher() if probabilities is None else probabilities
+    return train(network(), pictures()[0], teacher, **{"fit": TRAIN, **settings})
+
+
+# -- privacy -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_here_can_ask_a_vault():
+    """By type: no argument of any function is a vault, and the module does not know what one is."""
+    assert "vault" not in {name.lower() for function in vars(students).values() if inspect.isfunction(function)
+                           for name in inspect.signature(function).parameters}  # fmt: skip
+    assert not hasattr(students, "LabelVault")
+    with pytest.raises(ValueError, match="LabelVault"):
+        run(LabelVault(pictures()[1].numpy(), K))
+
+
+# -- weights and targets -------------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 8), st.floats(0, 1), st.floats(0.5, 4))
+def test_confidence_in_numbers(classes, top, power):
+    top = 1 / classes + top * (1 - 1 / classes)
+    row = torch.full((1, classes), (1 - top) / (classes - 1), dtype=torch.float64)
+    row[0, 0] = top
+    expected = ((classes * top - 1) / (classes - 1)) ** power
+    assert by_confidence(power)(row).item() == pytest.approx(max(expected, 0), abs=1e-7)
+
+
+@given(st.integers(1, 60), st.integers(1, 5), st.floats(0.05, 1), st.integers(0, 10**6))
+def test_the_surest_of_every_class(rows, classes, share, seed):
+    p = torch.rand(rows, classes, generator=Generator().manual_seed(seed)).softmax(dim=1)
+    kept = surest(share)(p)
+    confidence, chosen = p.max(dim=1)
+    for k in range(classes):
+        inside = chosen == k
+        wanted = int(np.ceil(np.float32(share) * np.float32(int(inside.sum()))))
+        assert int(kept[inside].sum()) == wanted
+        if 0 < wanted < int(inside.sum()):
+            assert confidence[inside & (kept == 1)].min() >= confidence[inside & (kept == 0)].max()
+
+
+def test_the_objective_is_the_weighted_cross_entropy():
+    generator = Generator().manual_seed(0)
+    logits, targets = torch.randn(5, K, generator=generator), torch.rand(9, K, generator=generator).softmax(1)
+    weight, rows = torch.rand(9, generator=generator), torch.tensor([8, 0, 3, 3, 5])
+    plain = torch.nn.functional.cross_entropy(logits, targets[rows], reduction="none")
+    assert torch.allclose(on_probabilities(targets)(logits, rows), plain)
+    assert torch.allclose(on_probabilities(targets, weight)(logits, rows), plain * weight[rows] / weight.mean())
+    assert torch.isfinite(on_probabilities(targets, torch.zeros(9))(logits, rows)).all()
+
+
+def test_rows_without_weight_are_not_learnt_from():
+    """Half the rows have the classes turned round and no weight: the student does not notice them."""
+    _, labels = pictures()
+    onehot = torch.nn.functional.one_hot(labels, K).float()
+    turned = torch.arange(N) % 2 == 0
+    lies = torch.where(turned[:, None], onehot.roll(1, dims=1), onehot)
+    honest = run(lies, weigh=lambda _: (~turned).float())
+    assert accuracy(honest, *pictures(5)) > 0.9
+    assert accuracy(run(lies), *pictures(5)) < 0.8
+
+
+def test_generations_learn_from_the_mix_and_start_again():
+    seen = []
+
+    def watched(teacher, student):
+        seen.append((teacher, student))
+        return mixed(0.25)(teacher, student)
+
+    model = run(generations=3, relabel=watched)
+    first, teacher = run(), noisy_teacher()
+    assert len(seen) == 2
+    assert torch.equal(seen[0][0], teacher)
+    assert torch.equal(seen[1][0], teacher)
+    student = predict(first, pictures()[0]).softmax(dim=1)
+    assert torch.equal(seen[0][1], student)
+    second = run(0.75 * teacher + 0.25 * student)
+    assert torch.allclose(predict(second, pictures()[0]).softmax(dim=1), seen[1][1], atol=1e-4)
+    third = run(0.75 * teacher + 0.25 * seen[1][1])
+    assert torch.allclose(weights(model), weights(third), atol=1e-3)
+
+
+# -- learning ------------------------------------------------------------------------------------------------
+
+
+def test_the_student_beats_its_teacher():
+    """The teacher is right on 60% of the rows; its errors are at random, so what holds for many rows is right."""
+    images, labels = pictures()
+    assert (noisy_teacher().argmax(dim=1) == labels).float().mean() < 0.65
+    student = run()
+    assert not student.training
+    assert accuracy(student, images, labels) > 0.85
+    assert accuracy(student, *pictures(5)) > 0.85
+    assert accuracy(run(generations=2), *pictures(5)) > 0.85
+
+
+def test_one_line_for_images_and_for_rows():
+    """The usual settings, cut to a few epochs: images are changed, rows mixed."""
+    images, labels = pictures()
+    model = train(network(), images, noisy_teacher(), fit=usual_fit(images, epochs=15))
+    assert accuracy(model, images, labels) > 0.7
+    noise = torch.randn(N, K, generator=Generator().manual_seed(0))
+    rows = torch.nn.functional.one_hot(labels, K) + 0.1 * noise
+    torch.manual_seed(0)
+    model = train(nn.Linear(K, K), rows, noisy_teacher(), fit=usual_fit(rows, epochs=20))
+    assert accuracy(model, rows, labels) > 0.95
+
+
+def test_the_usual_settings_follow_the_inputs():
+    grey, colour, rows = torch.zeros(60_000, 1, 2, 2), torch.zeros(64, 3, 32, 32), torch.zeros(100_000, 2)
+    settings = usual_fit(grey).keywords  # type: ignore[attr-defined]
+    assert (settings["epochs"], settings["batch_size"]) == (15, 512)
+    assert "mixup" not in settings
+    assert usual_fit(colour).keywords["batch_size"] == 32  # type: ignore[attr-defined]
+    assert "augment" not in usual_fit(rows).keywords  # type: ignore[attr-defined]
+    assert usual_fit((rows, rows)).keywords["mixup"] > 0  # type: ignore[attr-defined]
+    assert usual_fit(rows, mixup=0.0, epochs=3).keywords["mixup"] == 0.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("flip", [True, False, None])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_mirrors_only_where_they_keep_the_class(channels, flip):
+    """A dark left and a bright right half: a mirrored picture has them the other way round."""
+    images = torch.ones(200, channels, 28, 28)
+    images[..., :14] = -1
+    changed = students.image_changes(images, flip)(images, Generator().manual_seed(0))
+    turned = changed[..., :10].mean(dim=(1, 2, 3)) > changed[..., 18:].mean(dim=(1, 2, 3))
+    assert changed.shape == images.shape
+    assert bool(turned.any()) == (flip if flip is not None else channels == 3)
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "words"),
+    [
+        (torch.full((N - 1, K), 1 / K), "1200 inputs"),
+        (torch.full((N, K + 1), 1 / (K + 1)), r"\(1, 4\)"),
+        (torch.zeros(N, K), "1200 rows"),
+        (torch.full((N, K), float("nan")), "1200 rows"),
+        (torch.tensor([[1.5, -0.5, 0.0]]).repeat(N, 1), "1200 rows"),
+        (torch.zeros(N), "shape"),
+    ],
+)
+def test_probabilities_that_are_none_are_refused(probabilities, words):
+    with pytest.raises(ValueError, match=words):
+        run(probabilities)
+
+
+def test_settings_that_mean_nothing_are_refused():
+    with pytest.raises(ValueError, match="generations is 0"):
+        run(generations=0)
+    for wrong in (lambda: by_confidence(-1), lambda: surest(0), lambda: surest(1.1), lambda: mixed(-0.1)):
+        with pytest.raises(ValueError, match="="):
+            wrong()
+
+
+def test_arrays_are_taken_too():
+    assert torch.equal(weights(run(noisy_teacher().numpy())), weights(run()))
+
+
+# -- resuming ------------------------------------------------------------------------------------------------
+
+
+class StopHereError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_killed_student_goes_on(tmp_path, generation):
+    whole = weights(run(generations=2))
+    begun = 0
+
+    def stop(progress):
+        nonlocal begun
+        begun += progress.epoch == 1
+        if begun == generation and progress.epoch == 2:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        run(generations=2, folder=tmp_path, fit=functools.partial(TRAIN, report=stop))
+    epochs = []
+    again = run(generations=2, folder=tmp_path, fit=functools.partial(TRAIN, report=lambda p: epochs.append(p.epoch)))
+    assert torch.equal(weights(again), whole)
+    # The epoch in which it was killed was on disk already.
+    assert epochs == ([3, 4, 1, 2, 3, 4] if generation == 1 else [3, 4])
