@@ -161,24 +161,42 @@ def power_law(power: Tensor, values: Tensor, noise: Tensor) -> tuple[Tensor, flo
     """Signal variance v_j = c·λ_j^a that makes squares `power` with mean v_j + noise_j likeliest, (d,), and a.
 
     Gaussian likelihood: −Σ_j log(v_j + u_j) + power_j/(v_j + u_j), over 0 ≤ a ≤ 4 and all c, by a grid that is refined
-    five times. Zero where λ_j is zero.
+    five times, for groups of directions with neighbouring λ_j where there are many. Zero where λ_j is zero.
     """
     used = values > 0
     scale = torch.where(used, values / values[0].clamp_min(1e-300), 1.0).log()
-    largest = (power * used).amax().clamp_min(1e-300).log()
+    counts, *sums = _grouped(torch.stack((used.to(scale), power * used, scale * used, noise * used)))
+    level, exponent = _likeliest(counts, *(part / counts.clamp_min(1.0) for part in sums))
+    return torch.exp(level + exponent * scale) * used, float(exponent)
+
+
+def _likeliest(counts: Tensor, power: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """log c and a, from the means over groups of directions."""
+    largest = (power * (counts > 0)).amax().clamp_min(1e-300).log()
     grid = torch.linspace(-1, 1, _GRID, dtype=scale.dtype, device=scale.device)
     # A signal of a millionth of the largest entry cannot be told from none.
     centre, reach = torch.stack((torch.full_like(largest, 2.0), largest - 5.5)), scale.new_tensor([2.0, 8.5])
     for _ in range(6):
         exponents = (centre[0] + reach[0] * grid).clamp(0.0, _LARGEST_EXPONENT)
         levels = centre[1] + reach[1] * grid
-        variance = torch.exp(levels[:, None] + exponents[:, None, None] * scale) + noise
-        fit = -((variance.log() + power / variance) * used).sum(dim=-1)
+        # A variance of nothing has no logarithm, and groups without directions do not count.
+        variance = (torch.exp(levels[:, None] + exponents[:, None, None] * scale) + noise).clamp_min(1e-300)
+        fit = -((variance.log() + power / variance) * counts).sum(dim=-1)
         place = fit.argmax()
         centre = torch.stack((exponents[place // _GRID], levels[place % _GRID]))
         # Not faster: the two go together, and the best point of a coarse grid can lie along the valley.
         reach = reach * 0.45
-    return torch.exp(centre[1] + centre[0] * scale) * used, float(centre[0])
+    return centre[1], centre[0]
+
+
+def _grouped(columns: Tensor) -> Tensor:
+    """Sums over groups of neighbouring columns, (m, d) → (m, groups): the first 32 each alone, then sixteen to a
+    doubling."""
+    width = columns.shape[1]
+    edges = sorted({*range(min(width, 32) + 1), *(round(32 * 2 ** (k / 16)) for k in range(1, 480)), width})
+    edges = torch.tensor([edge for edge in edges if edge <= width], device=columns.device)
+    summed = torch.nn.functional.pad(columns.cumsum(dim=1), (1, 0))
+    return summed[:, edges].diff(dim=1)
 
 
 def as_tensor(array: object, like: Tensor) -> Tensor:

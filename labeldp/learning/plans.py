@@ -16,6 +16,8 @@ from torch import Generator, Tensor, nn
 from labeldp.models.shared import checked_count
 
 _ROWS_AT_ONCE = 8192
+# Of the subspace iteration. Components that are nearly alike stay mixed, which costs nothing.
+_PASSES = 6
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,15 @@ class Spectrum:
     components: Tensor
 
 
-def spectrum(features: Tensor, *, rows: int = 20_000, seed: int = 0) -> Spectrum:
+def spectrum(features: Tensor, *, rows: int = 20_000, most: int | None = None, seed: int = 0) -> Spectrum:
     """Principal components from at most `rows` random rows. Any public basis is private; a rough one is good enough.
 
-    Takes one eigendecomposition, (p, p) in float64; from some thousands of features on, reduce them first (the
-    extractors' `dims`).
+    Args:
+        features: public, (n, p).
+        rows: how many of them to look at; all that matters is that they are many times as many as components.
+        most: components wanted; all p when None. Few of many are found by subspace iteration on the covariance matrix
+            (Halko, Martinsson and Tropp 2011), all by one eigendecomposition, (p, p) in float64.
+        seed: of the rows.
     """
     if features.ndim != 2 or not features.is_floating_point() or 0 in features.shape:
         raise ValueError(f"features has shape {tuple(features.shape)} and type {features.dtype}; give floats, (n, p)")
@@ -64,9 +70,24 @@ def spectrum(features: Tensor, *, rows: int = 20_000, seed: int = 0) -> Spectrum
     mean = sample.mean(dim=0, dtype=torch.float64)
     if not math.isfinite(float(mean.sum())):
         raise ValueError("features has values that are not finite; fill in or drop missing ones")
-    centred = sample - mean.float()
-    variances, components = torch.linalg.eigh(gram_of(centred) / len(sample))
-    return Spectrum(mean.float(), variances.flip(0).clamp_min(0.0).float(), components.flip(1).float())
+    covariance = gram_of(sample - mean.float()) / len(sample)
+    variances, components = _eigen(covariance, min(most or sample.shape[1], sample.shape[1]), seed)
+    return Spectrum(mean.float(), variances.clamp_min(0.0).float(), components.float())
+
+
+def _eigen(matrix: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues, falling, and their vectors."""
+    wide = most + max(16, most // 8)
+    if 2 * wide > len(matrix):
+        values, vectors = torch.linalg.eigh(matrix)
+        return values.flip(0)[:most], vectors.flip(1)[:, :most]
+    rough = matrix.float()
+    basis = torch.randn(len(matrix), wide, generator=Generator().manual_seed(seed)).to(rough)
+    for _ in range(_PASSES):
+        basis = torch.linalg.qr(rough @ basis).Q
+    turned = basis.double()
+    values, vectors = torch.linalg.eigh(turned.T @ matrix @ turned)
+    return values.flip(0)[:most], (turned @ vectors).flip(1)[:, :most]
 
 
 @dataclass(frozen=True, eq=False)

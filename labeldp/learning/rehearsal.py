@@ -10,16 +10,15 @@ classes. Then each has several modes, as real classes do, and just as many rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Generator, Tensor, nn
 
 from labeldp.learning.clusters import kmeans
 from labeldp.learning.heads import Head, ridge_head, softmax_head
-from labeldp.learning.moments import Axes, eigenbasis
+from labeldp.learning.moments import eigenbasis
 from labeldp.learning.plans import Basis, Plan, Spectrum, gram_of, prepare, spectrum
 from labeldp.models.shared import checked_count
 from labeldp.releases import NoisyMoments
@@ -28,6 +27,8 @@ _HELD_OUT = 0.2
 _POWERS = (0.5, 0.75)
 # Ranks are tried upwards until this many in a row were no better.
 _PATIENCE = 3
+# Clusters of more directions are no better pseudo-classes, and take longer.
+_CLUSTERED_DIRECTIONS = 256
 # By how much another head must beat the first. Pseudo-classes overlap more than real ones do, which is kind to heads
 # that take noise badly; measured on Fashion-MNIST.
 _MARGIN = 0.01
@@ -68,7 +69,7 @@ class Rehearsal:
 def rehearse(
     features: Tensor,
     num_classes: int,
-    noise: float,
+    noise: float | Callable[[int], float],
     *,
     plans: Sequence[Plan] | None = None,
     heads: Sequence[Head] = (ridge_head, softmax_head),
@@ -76,62 +77,87 @@ def rehearse(
     rows: int = 20_000,
     clusterings: int = 6,
     draws: int = 4,
+    most: int | None = None,
     seed: int = 0,
+    report: Callable[[Scored], None] | None = None,
 ) -> Rehearsal:
     """The plan that recovers pseudo-labels best when the moment has noise of deviation `noise` · radius.
 
     Args:
         features: public, (n, p), on the device where the work is to be done.
         num_classes: K.
-        noise: the noise multiplier σ, `GaussianNoise.for_budget(ε, δ).std`: noise per entry over the longest row.
-        plans: candidates. None: ranks 8, 12, 16, 24, … at powers ½ and ¾, upwards at each power while it pays.
+        noise: the noise multiplier σ, `GaussianNoise.for_budget(ε, δ).std`: noise per entry over the longest row. Or a
+            function that gives it for a number of directions.
+        plans: candidates. None: ranks 8, 12, 16, 24, … at power ½, upwards while it pays, and the ranks about the best
+            of them at power ¾.
         heads: compared on the winning plan; the first plays on all plans, and another has to beat it by a point.
         num_rows: how many rows the real moment will have; as many as `features` when None.
         rows: rows the rehearsal is run on. Noise is scaled down with them, so that each row counts as much as it will.
         clusterings: how many sets of pseudo-labels.
-        draws: noises per set and plan.
+        draws: noises per set and plan; one per set where heads are compared.
+        most: the largest rank; 1,024 on a CPU and 4,096 on a GPU when None.
         seed: of everything random here; public.
+        report: told of every plan tried.
 
     >>> x = torch.randn(400, 20, generator=Generator().manual_seed(0)) * torch.linspace(3, 0.1, 20)
     >>> small, large = (rehearse(x, 3, noise, num_rows=10_000).plan.rank for noise in (500.0, 5.0))
     >>> small <= large
     True
     """
-    if not noise >= 0 or not heads:
+    by_width = noise if callable(noise) else lambda width: noise
+    if not by_width(1) >= 0 or not heads:
         raise ValueError(f"noise={noise} must be a noise multiplier, at least 0, and heads={heads!r} not be empty")
-    found = spectrum(features, seed=seed)
-    stage = _Stage(features, found, checked_count("num_classes", num_classes), num_rows, rows, clusterings, draws, seed)
+    found = spectrum(features, most=most or _most_components(features), seed=seed)
+    stage = _Stage(features, found, checked_count("num_classes", num_classes), num_rows, rows, clusterings, seed)
     tried: list[Scored] = []
-    for _, same in groupby(_candidates(found, features, plans), key=lambda plan: plan.power):
-        best, waited = -1.0, 0
-        for plan in same:
-            tried.append(Scored(plan, stage.scores(plan, noise, heads[:1])[0]))
-            waited = 0 if tried[-1].score > best else waited + 1
-            best = max(best, tried[-1].score)
-            if plans is None and waited == _PATIENCE:
-                break
+
+    def score(plan: Plan) -> float:
+        tried.append(Scored(plan, stage.score(plan, heads[0], by_width, draws)))
+        if report is not None:
+            report(tried[-1])
+        return tried[-1].score
+
+    _try_all(score, plans, _ranks(found, features))
     # The first of equals: candidates are in order of rank, and less noise is better than more.
-    winner = max(tried, key=lambda scored: scored.score)
-    scores = (winner.score, *stage.scores(winner.plan, noise, heads[1:]))
+    winner = max(tried, key=lambda scored: scored.score).plan
+    compared = heads if len(heads) > 1 else ()
+    scores = tuple(stage.score(winner, head, by_width, 1) for head in compared) or (max(s.score for s in tried),)
     head = max(range(len(heads)), key=lambda number: scores[number] - (_MARGIN if number else 0.0))
-    return Rehearsal(winner.plan, prepare(winner.plan, found, features), heads[head], tuple(tried), scores)
+    return Rehearsal(winner, prepare(winner, found, features), heads[head], tuple(tried), scores)
 
 
-def _candidates(found: Spectrum, features: Tensor, plans: Sequence[Plan] | None) -> Iterator[Plan]:
+def _try_all(score: Callable[[Plan], float], plans: Sequence[Plan] | None, ranks: list[int]) -> None:
+    """Every plan given, or ranks upwards at the first power while it pays, then those about the best at the others."""
     if plans is not None:
         if not plans:
             raise ValueError("plans is empty; give at least one, or None for the usual ones")
-        yield from plans
+        for plan in plans:
+            score(plan)
         return
+    scores: list[float] = []
+    for rank in ranks:
+        scores.append(score(Plan(rank, _POWERS[0])))
+        if len(scores) - scores.index(max(scores)) > _PATIENCE:
+            break
+    best = scores.index(max(scores))
+    for power in _POWERS[1:]:
+        # Stronger whitening wants fewer directions, seldom more.
+        for rank in ranks[max(0, best - 2) : best + 2]:
+            score(Plan(rank, power))
+
+
+def _ranks(found: Spectrum, features: Tensor) -> list[int]:
     most = min(len(found.variances), max(1, len(features) // 4))
-    # Finer steps where a rehearsal is cheap and noise large.
-    wanted = [8, 12, 16, 24, 32, 48, 64, 96, *(128 << step for step in range(10))]
-    ranks = sorted({min(most, rank) for rank in wanted})
-    yield from (Plan(rank, power) for power in _POWERS for rank in ranks)
+    steps = [size << step for step in range(16) for size in (8, 12)]
+    return [*(rank for rank in steps if rank < most), most]
+
+
+def _most_components(features: Tensor) -> int:
+    return 4096 if features.is_cuda else 1024
 
 
 class _Stage:
-    """Some rows, several sets of pseudo-labels for them, and scores."""
+    """Some rows in the basis of their components, several sets of pseudo-labels for them, and scores."""
 
     def __init__(
         self,
@@ -141,18 +167,17 @@ class _Stage:
         num_rows: int | None,
         rows: int,
         clusterings: int,
-        draws: int,
         seed: int,
     ) -> None:
         order = torch.randperm(len(features), generator=Generator().manual_seed(seed))[:rows]
-        self.features = features[order.to(features.device)].float()
-        self.found = found
-        self.num_classes = num_classes
         self.trained = max(1, round(len(order) * (1 - _HELD_OUT)))
         if self.trained == len(order):
             raise ValueError(f"features has {len(features)} rows; a rehearsal holds some out: give at least 3")
+        # Once for all plans: they scale these columns.
+        self.turned = (features[order.to(features.device)].float() - found.mean) @ found.components
+        self.variances = found.variances
+        self.num_classes = num_classes
         self.share = self.trained / (num_rows or len(features))
-        self.draws = draws
         self.seed = seed
         count = checked_count("clusterings", clusterings)
         # Every other one is of half-whitened features, in which lesser directions count, too.
@@ -161,33 +186,34 @@ class _Stage:
     def _pseudo_labels(self, power: float, seed: int) -> Tensor:
         """Rows' classes (m,): ten clusters to a class, fewer where rows are few, merged at random."""
         # Components with hardly any variance cost time and decide nothing.
-        energy = self.found.variances.pow(1 - power).cumsum(0)
-        rank = int((energy < 0.95 * energy[-1]).sum()) + 1
-        matrix = self.found.components[:, :rank] * self.found.variances[:rank].clamp_min(1e-30).pow(-power / 2)
-        points = (self.features - self.found.mean) @ matrix
+        energy = self.variances.pow(1 - power).cumsum(0)
+        rank = min(_CLUSTERED_DIRECTIONS, int((energy < 0.95 * energy[-1]).sum()) + 1)
+        points = self.turned[:, :rank] * self.variances[:rank].clamp_min(1e-30).pow(-power / 2)
         clusters = min(len(points), max(self.num_classes, min(10 * self.num_classes, len(points) // 10)))
         members = kmeans(points, clusters, iterations=20, tolerance=1e-3, seed=seed).members
         classes = torch.arange(clusters) % self.num_classes
         merged = classes[torch.randperm(clusters, generator=Generator().manual_seed(seed))]
         return merged.to(members.device)[members]
 
-    def scores(self, plan: Plan, noise: float, heads: Sequence[Head]) -> tuple[float, ...]:
-        """Share of held-out pseudo-labels that each head recovers."""
-        basis = prepare(plan, self.found, self.features)
-        rows = basis(self.features)
-        axes = eigenbasis(gram_of(rows[: self.trained]))
-        return tuple(self._score(head, basis, axes, rows, noise) for head in heads)
-
-    def _score(self, head: Head, basis: Basis, axes: Axes, rows: Tensor, noise: float) -> float:
+    def score(self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int) -> float:
+        """Share of held-out pseudo-labels that the head recovers."""
+        rank = min(plan.rank, len(self.variances))
+        turned = self.turned[:, :rank]
+        basis = prepare(plan, Spectrum(torch.zeros_like(turned[0]), self.variances[:rank], _unit(turned)), turned)
+        rows = basis(turned)
         trained, held = rows[: self.trained], rows[self.trained :]
-        hits: list[Tensor] = []
+        axes, hits = eigenbasis(gram_of(trained)), []
         for labels in self.pseudo:
             moment = class_sums(trained, labels[: self.trained], self.num_classes)
-            for draw in range(self.draws):
-                noisy = rehearsed(moment, noise * self.share, self.trained, self.seed + draw)
-                weight = head(noisy, trained, axes, constant=basis.constant_column)
+            for draw in range(draws):
+                noisy = rehearsed(moment, noise(basis.width) * self.share, self.trained, self.seed + draw)
+                weight = head(noisy, trained, axes, constant=basis.constant_column).to(held)
                 hits.append(((held @ weight.T).argmax(dim=1) == labels[self.trained :]).double().mean())
         return float(torch.stack(hits).mean())
+
+
+def _unit(turned: Tensor) -> Tensor:
+    return torch.eye(turned.shape[1], device=turned.device)
 
 
 def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:

@@ -1,0 +1,332 @@
+"""One look: public features, one noisy moment, a linear head. No training loop, and nothing to tune.
+
+    1. features x_i of public inputs, found without a label
+    2. rehearse on clusters which directions φ_i = A(x_i − x̄), |φ_i| ≤ 1, to ask about at the noise of (ε, δ)
+    3. S̃ = Σ_i onehot(y_i) ⊗ φ_i + noise, once
+    4. a head from S̃ and the φ_i; probabilities from the head and S̃
+
+The labels enter softmax regression and least squares through Σ onehot(y_i) ⊗ φ_i alone; a replaced label moves it by
+√2·|φ_i|. So one Gaussian look with μ = √2/σ (Laplace noise where δ = 0) is all that is paid for; the rest is
+post-processing, and no choice in it sees a true label. At small ε this is ahead of all methods that answer row by row,
+because the noise is spread over all rows of a class; see docs/one_look.md for where it stops being so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from labeldp.accounting.events import Event
+from labeldp.data.moment_storage import load_moments, save_moments
+from labeldp.learning.features import Device, Extractor, FeatureMap
+from labeldp.learning.heads import Head, ridge_head, softmax_head
+from labeldp.learning.moments import eigenbasis
+from labeldp.learning.plans import Basis, Plan, gram_of
+from labeldp.learning.rehearsal import Rehearsal, Scored, rehearse
+from labeldp.learning.temperature import honest_scale
+from labeldp.private.counts import GaussianNoise, LaplaceNoise
+from labeldp.private.moments import Moments
+from labeldp.private.vault import LabelVault
+from labeldp.recipes.common import ask_once, in_folder, question_note
+from labeldp.recipes.groups import check_affordable
+from labeldp.releases import NoisyMoments
+
+Noise = GaussianNoise | LaplaceNoise
+HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
+_ROWS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What `report` is told: which of features, rehearsal, look and head goes on or is done, and the seconds so far."""
+
+    phase: str
+    detail: str
+    seconds: float
+
+
+Report = Callable[[Progress], None]
+
+
+class Rehearse(Protocol):
+    """`labeldp.learning.rehearsal.rehearse`, its settings bound."""
+
+    def __call__(
+        self,
+        features: Tensor,
+        num_classes: int,
+        noise: Callable[[int], float],
+        /,
+        *,
+        heads: Sequence[Head],
+        report: Callable[[Scored], None] | None,
+    ) -> Rehearsal:
+        """The plan for features (n, p), K classes and noise by the number of directions."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class OneShot:
+    """A head, all it was made of, and how sure it is. Holds no label; may be kept and published.
+
+    Args:
+        layer: the head on plain features x, for its decisions: `layer(x).argmax(dim=1)`.
+        rehearsal: what was chosen before the look, and why.
+        noisy: the release.
+        weight: the head on the rehearsal's φ, (K, d).
+        scale: t of the probabilities softmax(t·Wφ).
+        confidence: the mean largest probability over the rows asked: the share it expects to have right.
+    """
+
+    layer: nn.Linear
+    rehearsal: Rehearsal
+    noisy: NoisyMoments
+    weight: Tensor
+    scale: float
+    confidence: float
+
+    def logits(self, features: Tensor) -> Tensor:
+        """t·Wφ of plain features, (m, K), of which softmax are `probabilities`; chunk by chunk."""
+        turned = (self.scale * self.weight).T
+        parts = features.to(self.weight.device).split(_ROWS_AT_ONCE)
+        return torch.cat([self.rehearsal.basis(part) @ turned for part in parts])
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Honest class probabilities of plain features, old or new, (m, K); see `honest_scale`."""
+        return torch.softmax(self.logits(features), dim=1)
+
+    def predict(self, features: Tensor) -> Tensor:
+        """The likeliest class of each row, (m,)."""
+        return self.logits(features).argmax(dim=1)
+
+
+def train(
+    features: Tensor,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float,
+    rehearse: Rehearse = rehearse,
+    heads: Sequence[Head] = HEADS,
+    folder: Path | None = None,
+    report: Report | None = None,
+) -> OneShot:
+    """Rehearse, look once, fit: (`epsilon`, `delta`) in all.
+
+    Args:
+        features: public, (n, p), in the vault's order, on the device where the work is to be done.
+        epsilon, delta: δ = 0 takes Laplace noise, which is larger: it has to hide the row's length in the norm of
+            order 1. Give 1e-5, or less than one over the number of rows, for Gaussian noise.
+        rehearse: `labeldp.learning.rehearsal.rehearse`, or that with settings bound.
+        heads: which to choose among, without a label.
+        folder: keeps the plan and the moment, so that a killed run goes on and does not ask again.
+        report: told of every step.
+
+    >>> x = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
+    >>> vault = LabelVault((x[:, 0] > 0).long(), num_classes=2)
+    >>> shot = train(x, vault, epsilon=0.5, delta=1e-6)
+    >>> bool((shot.predict(x) == (x[:, 0] > 0)).float().mean() > 0.8), vault.certificate(1e-6).epsilon <= 0.5
+    (True, True)
+    """
+    tell = _Clock(report)
+    noise = noise_for(epsilon, delta)
+    _check_features(features, vault)
+    check_affordable(vault, [(_event(noise), in_folder(folder, "moment.npz"))])
+    found = _rehearsed(features, vault.num_classes, noise, rehearse, heads, folder, tell)
+    rows = found.basis(features)
+    noisy = _look(rows, vault, noise, folder)
+    tell("look", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
+    return _fitted(found, noisy, rows, tell)
+
+
+@dataclass(frozen=True, eq=False)
+class OnInputs:
+    """A map from inputs to features and the head on them."""
+
+    map: FeatureMap
+    shot: OneShot
+
+    def probabilities(self, inputs: Any) -> Tensor:
+        """Honest class probabilities of inputs, old or new, (m, K)."""
+        return self.shot.probabilities(self.map.features(inputs))
+
+    def predict(self, inputs: Any) -> Tensor:
+        """The likeliest class of each row, (m,)."""
+        return self.probabilities(inputs).argmax(dim=1)
+
+
+def train_on_inputs(
+    extractor: Extractor,
+    inputs: Any,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float,
+    device: Device = None,
+    rehearse: Rehearse = rehearse,
+    heads: Sequence[Head] = HEADS,
+    folder: Path | None = None,
+    report: Report | None = None,
+) -> OnInputs:
+    """The whole way in one call, from public inputs to predictions.
+
+    Args:
+        extractor: `Patches()` for images, `Table()`, `Raw()` or an encoder; see `labeldp.learning.features`.
+        inputs: public, as the extractor takes them, in the vault's order.
+        device: where to compute; that of the inputs when None.
+
+    The other arguments are those of `train`.
+    """
+    tell = _Clock(report)
+    check_affordable(vault, [(_event(noise_for(epsilon, delta)), in_folder(folder, "moment.npz"))])
+    _check_count(len(inputs[0] if isinstance(inputs, tuple) else inputs), "inputs", vault)
+    found = extractor.fit(inputs, device)
+    features = found.features(inputs)
+    tell("features", f"{len(features)} × {features.shape[1]}")
+    settings: dict[str, Any] = {"rehearse": rehearse, "heads": heads, "folder": folder, "report": report}
+    return OnInputs(found, train(features, vault, epsilon=epsilon, delta=delta, **settings))
+
+
+def noise_for(epsilon: float, delta: float) -> Noise:
+    """The least noise for one look at (ε, δ): Gaussian, or Laplace where δ is 0."""
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon={epsilon} is not a budget for a noisy moment; give a finite number above 0")
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta={delta} is not a probability below 1; give 0 or, say, 1e-5")
+    return GaussianNoise.for_budget(epsilon, delta) if delta > 0 else LaplaceNoise(epsilon)
+
+
+def noise_by_width(noise: Noise) -> Callable[[int], float]:
+    """Number of directions d → deviation of the noise on rows of length 1, for the rehearsal.
+
+    Gaussian noise is σ whatever d. Laplace noise hides the norm of order 1, at most √d: its scale is 2√d/ε.
+    """
+    if isinstance(noise, GaussianNoise):
+        return lambda width: noise.std
+    return lambda width: math.sqrt(2.0) * 2.0 * math.sqrt(width) / noise.epsilon
+
+
+# -- the steps ----------------------------------------------------------------------------------------------------
+
+
+def _rehearsed(
+    features: Tensor,
+    num_classes: int,
+    noise: Noise,
+    rehearse: Rehearse,
+    heads: Sequence[Head],
+    folder: Path | None,
+    tell: _Clock,
+) -> Rehearsal:
+    kept = in_folder(folder, "plan.npz")
+    # The plan follows from these and from settings of the rehearsal, none of which can hold a label.
+    note = {"features": list(features.shape), "classes": num_classes, "noise": repr(noise)}
+    if kept is not None and kept.exists():
+        found = _load_plan(kept, note, heads, features.device)
+        tell("rehearsal", f"kept from an earlier run: {found.plan}")
+        return found
+
+    def told(scored: Scored) -> None:
+        tell("rehearsal", f"rank {scored.plan.rank}, power {scored.plan.power:g}: {scored.score:.3f}")
+
+    found = rehearse(features, num_classes, noise_by_width(noise), heads=heads, report=told)
+    if kept is not None:
+        _save_plan(kept, found, note)
+    return found
+
+
+def _look(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) -> NoisyMoments:
+    order = 2 if isinstance(noise, GaussianNoise) else 1
+    # Public: the longest row. A little more, so that rounding scales no row down.
+    radius = float(torch.linalg.vector_norm(rows, ord=order, dim=1).amax()) * (1 + 1e-6)
+    question = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, radius)
+    note = {**question_note(vault, question), "width": rows.shape[1]}
+    noisy = ask_once(vault, question, in_folder(folder, "moment.npz"), note, save_moments, load_moments)
+    total = rows.sum(dim=0, dtype=torch.float64).cpu().numpy()
+    # Not a hash of the rows: a GPU may round them otherwise the next time.
+    if not np.allclose(noisy.total, total, rtol=1e-2, atol=1e-2 * math.sqrt(len(rows)) + 1e-3 * len(rows)):
+        raise ValueError(f"{folder} holds the moment of other features than these; use a new folder")
+    return noisy
+
+
+def _fitted(found: Rehearsal, noisy: NoisyMoments, rows: Tensor, tell: _Clock) -> OneShot:
+    axes, constant = eigenbasis(gram_of(rows)), found.basis.constant_column
+    weight = found.head(noisy, rows, axes, constant=constant).to(rows)
+    scale = honest_scale(found.head, noisy, rows, axes, constant=constant)
+    likely = [torch.softmax(part @ (scale * weight).T, dim=1).amax(dim=1) for part in rows.split(_ROWS_AT_ONCE)]
+    confidence = float(torch.cat(likely).mean())
+    tell("head", f"{getattr(found.head, '__name__', 'head')}, expects to be right on {100 * confidence:.1f}%")
+    return OneShot(found.basis.linear(weight), found, noisy, weight, scale, confidence)
+
+
+class _Clock:
+    """Reports with the seconds since it was made."""
+
+    def __init__(self, report: Report | None) -> None:
+        self._report, self._begun = report, time.perf_counter()
+
+    def __call__(self, phase: str, detail: str) -> None:
+        if self._report is not None:
+            self._report(Progress(phase, detail, time.perf_counter() - self._begun))
+
+
+# -- checks before anything is spent --------------------------------------------------------------------------------
+
+
+def _check_features(features: Tensor, vault: LabelVault) -> None:
+    if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point():
+        kind = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"features is {kind}; give a tensor of floats, (n, p)")
+    _check_count(len(features), "features", vault)
+    if not math.isfinite(float(features.sum(dtype=torch.float64))):
+        raise ValueError("features has values that are not finite; fill in or drop missing ones")
+
+
+def _check_count(count: int, name: str, vault: LabelVault) -> None:
+    if count != len(vault):
+        raise ValueError(f"{name} has {count} rows and the vault {len(vault)}; give one per label")
+
+
+def _event(noise: Noise) -> Event:
+    """What the look will cost, whatever the features."""
+    return Moments(np.zeros((1, 1)), 1, noise, 1.0).event()
+
+
+# -- the plan on disk -------------------------------------------------------------------------------------------------
+
+
+def _save_plan(path: Path, found: Rehearsal, note: dict[str, Any]) -> None:
+    tried = [[asdict(scored.plan), scored.score] for scored in found.tried]
+    name = getattr(found.head, "__name__", "")
+    described = {"plan": asdict(found.plan), "head": name, "tried": tried, "heads": found.heads, "note": note}
+    basis = found.basis
+    draft = path.with_name(path.name + ".part.npz")
+    np.savez(
+        draft, allow_pickle=False, description=np.array(json.dumps(described)), mean=basis.mean.cpu().numpy(),
+        matrix=basis.matrix.cpu().numpy(), sizes=np.array([basis.constant, basis.bound]),
+    )  # fmt: skip
+    os.replace(draft, path)
+
+
+def _load_plan(path: Path, note: dict[str, Any], heads: Sequence[Head], device: torch.device) -> Rehearsal:
+    with np.load(path, allow_pickle=False) as arrays:
+        fields = json.loads(str(arrays["description"]))
+        mean, matrix = (torch.from_numpy(arrays[name]).to(device) for name in ("mean", "matrix"))
+        constant, bound = map(float, arrays["sizes"])
+    names = [getattr(head, "__name__", "") for head in heads]
+    odd = sorted(key for key in note if note[key] != fields["note"].get(key))
+    if odd or fields["head"] not in names:
+        raise ValueError(f"{path} is the plan of another run ({', '.join(odd) or 'heads'} differ); use a new folder")
+    tried = tuple(Scored(Plan(**plan), score) for plan, score in fields["tried"])
+    head = heads[names.index(fields["head"])]
+    return Rehearsal(Plan(**fields["plan"]), Basis(mean, matrix, constant, bound), head, tried, tuple(fields["heads"]))
