@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labeldp.accounting.certificate import Certificate
     from labeldp.accounting.ledger import Budget, BudgetExceededError
+    from labeldp.choosing.choice import Choice, choose
     from labeldp.data.tables import PrivateTable, privatize, read_private
     from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
     from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
@@ -30,6 +31,7 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "Certificate",
+    "Choice",
     "DiameterBound",
     "GaussianNoise",
     "GradientSum",
@@ -54,6 +56,7 @@ __all__ = [
     "UserVault",
     "__version__",
     "cap_rows",
+    "choose",
     "privatize",
     "read_private",
 ]
@@ -61,6 +64,7 @@ __all__ = [
 _HOMES = {
     "accounting.certificate": ("Certificate",),
     "accounting.ledger": ("Budget", "BudgetExceededError"),
+    "choosing.choice": ("Choice", "choose"),
     "data.tables": ("PrivateTable", "privatize", "read_private"),
     "private.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
     "private.gradients": ("DiameterBound", "GradientSum", "NormBound"),

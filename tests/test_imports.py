@@ -77,11 +77,11 @@ def test_importing_the_library_loads_nothing_heavy():
 def test_the_exported_names_are_these():
     assert sorted(labeldp.__all__) == labeldp.__all__
     assert set(labeldp.__all__) == {
-        "BitFlip", "Budget", "BudgetExceededError", "Certificate", "DiameterBound", "GaussianNoise", "GradientSum",
-        "GroupCounts", "GroupVotes", "LabelVault", "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts",
-        "NoisyGradient", "NoisyLabels", "NoisyMoments", "NormBound", "PriorResponse", "PrivateTable",
+        "BitFlip", "Budget", "BudgetExceededError", "Certificate", "Choice", "DiameterBound", "GaussianNoise",
+        "GradientSum", "GroupCounts", "GroupVotes", "LabelVault", "LaplaceNoise", "LaplaceOneHot", "Moments",
+        "NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments", "NormBound", "PriorResponse", "PrivateTable",
         "RandomizedResponse", "SecureRandom", "TopKResponse", "UserGradientSum", "UserResponse",
-        "UserVault", "__version__", "cap_rows", "privatize", "read_private",
+        "UserVault", "__version__", "cap_rows", "choose", "privatize", "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
         assert getattr(labeldp, name) is not None

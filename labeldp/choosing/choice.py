@@ -1,0 +1,206 @@
+"""Which recipe for which problem: asked with public numbers, answered with a ranking and a sentence.
+
+Nothing here takes a label, or a column that holds one: the number of rows and the list of classes are public, whatever
+the labels are, so a choice costs no privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from labeldp.accounting.words import at_most, odds_in_words
+from labeldp.choosing import words
+from labeldp.choosing.predict import NEEDS_DELTA, Ranked, rank
+from labeldp.choosing.recipes import BY_NAME, MODALITIES, Case
+from labeldp.choosing.worth import answer_labels, crossing
+
+DEVICES = ("cpu", "cuda")
+# Answers of users beat gradients of users from about this ε per label on (Ghazi et al. 2024, Table 7).
+_ANSWERS_FROM = 1.5
+# Below this the accountant does not go; see `labeldp.accounting.accountant`.
+_SMALLEST_DELTA = 1e-12
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A recipe, and why.
+
+    Args:
+        recipe: the winner's name.
+        call: the function that runs it.
+        reason: one sentence.
+        ranking: all recipes, best first; those that cannot be used come last, with the obstacle.
+        settings: where to start.
+        price: what is promised about a label, in words.
+        crossing: ε from which one answer per row is worth more than one noisy moment; None where they do not cross.
+        alike: the measured data sets it was compared on, nearest first.
+        notes: what else to know.
+    """
+
+    recipe: str
+    call: str
+    reason: str
+    ranking: tuple[Ranked, ...]
+    settings: Mapping[str, str | float | int] = field(hash=False)
+    price: str
+    crossing: float | None = None
+    alike: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`."""
+        return {**asdict(self), "settings": dict(self.settings)}
+
+
+def choose(
+    num_rows: int,
+    num_classes: int | None,
+    epsilon: float,
+    delta: float = 1e-5,
+    *,
+    feature_dim: int | None = None,
+    modality: str = "images",
+    device: str = "cpu",
+    rows_per_user: int | None = None,
+    hours: float = 4.0,
+) -> Choice:
+    """The recipe that is expected to do best, from public numbers alone.
+
+    Every look is first put on one scale, the number of clean labels it is worth (`labeldp.choosing.worth`). Results of
+    this library on the data sets most like the problem, and papers' where there are none, are then carried over along
+    that scale, and the recipe is taken that loses least to the best one on any of them.
+
+    Args:
+        num_rows: how many labels there are.
+        num_classes: K, as you would declare it to a vault, never counted in the labels; None for numbers (regression).
+        epsilon, delta: the budget for one label (for all labels of one user with `rows_per_user`). δ = 0 leaves out
+            what needs Gaussian noise.
+        feature_dim: numbers per row of the public features, before any extractor.
+        modality: "images", "table", "text" (embedded), or "embeddings" (outputs of a good encoder).
+        device: "cpu" or "cuda".
+        rows_per_user: where all labels of one user are protected together, the most rows one of them has.
+        hours: recipes that would train for longer are not chosen.
+
+    >>> choose(60_000, 10, epsilon=0.05, feature_dim=784).recipe
+    'one_shot'
+    >>> choose(60_000, 10, epsilon=4.0, feature_dim=784, device="cuda").recipe
+    'lp_mst'
+    >>> choose(100_000, None, epsilon=1.0, modality="table").recipe
+    'binned_regression'
+    """
+    _check(num_rows, num_classes, epsilon, delta, feature_dim, modality, device, rows_per_user, hours)
+    notes = _about_delta(num_rows, delta)
+    if num_classes is None:
+        return _for_numbers(num_rows, epsilon, rows_per_user, notes)
+    case = Case(num_rows, num_classes, feature_dim, modality, delta)
+    if rows_per_user is not None and rows_per_user > 1:
+        return _for_users(case, epsilon, rows_per_user, notes)
+    ranking, alike = rank(case, epsilon, device, hours)
+    best = ranking[0]
+    recipe = BY_NAME[best.recipe]
+    cross = crossing(num_rows, num_classes, delta, case.width) if delta > 0 else None
+    return Choice(
+        recipe=recipe.name,
+        call=recipe.call,
+        reason=words.reason(ranking, case, epsilon, cross, alike),
+        ranking=ranking,
+        settings=words.settings(recipe, case, epsilon, device),
+        price=words.price(recipe, epsilon, delta),
+        crossing=cross,
+        alike=alike,
+        notes=(*notes, *_out_of_reach(ranking)),
+    )
+
+
+def _about_delta(num_rows: int, delta: float) -> tuple[str, ...]:
+    if delta * num_rows >= 1:
+        return (f"delta={delta:g} is not below one over the {num_rows:,} rows: it would allow one label to be shown.",)
+    return ()
+
+
+def _out_of_reach(ranking: tuple[Ranked, ...]) -> tuple[str, ...]:
+    """The best recipe that something stands in the way of, where it would be a point better."""
+    best = ranking[0].accuracy
+    if best is None:
+        return ()
+    blocked = [(one.accuracy - best, one) for one in ranking if one.obstacle and one.accuracy is not None]
+    gain, one = max(blocked, key=lambda pair: pair[0], default=(0.0, ranking[0]))
+    return (f"{one.recipe} could be {gain:.0f} points better, but {one.obstacle}.",) if gain >= 1 else ()
+
+
+# --- problems with one answer ---------------------------------------------------------------------------------------
+
+
+def _for_numbers(num_rows: int, epsilon: float, rows_per_user: int | None, notes: tuple[str, ...]) -> Choice:
+    if rows_per_user is not None and rows_per_user > 1:
+        raise ValueError(
+            f"rows_per_user={rows_per_user} with num_classes=None: no recipe protects the numbers of a user together; "
+            "declare classes (bins), or protect each number by itself"
+        )
+    reason = (
+        "The labels are numbers, and binned_regression, which answers every row with the value of a bin, places the "
+        "bins so that private answers of this kind have the least expected loss (Ghazi et al. 2023)."
+    )
+    start = {"epsilon": epsilon, "histogram_share": 0.2, "cells": 32}
+    price = f"ε = {at_most(epsilon)}, δ = 0, for the replacement of one number. {odds_in_words(epsilon, 0.0)}"
+    ranking = (Ranked("binned_regression", float(num_rows)),)
+    call = "labeldp.recipes.binned_regression.train"
+    return Choice("binned_regression", call, reason, ranking, start, price, notes=notes)
+
+
+def _for_users(case: Case, epsilon: float, cap: int, notes: tuple[str, ...]) -> Choice:
+    """Answers at ε/k per label, or gradients with one vector per user, which pay for δ."""
+    per_label = epsilon / cap
+    answers = Ranked("user_level.train_on_answers", answer_labels(case.num_rows, case.num_classes, per_label))
+    obstacle = "" if case.delta > 0 else NEEDS_DELTA
+    gradients = Ranked("user_level.train_on_gradients", 0.0, evidence="paper", obstacle=obstacle)
+    by_answers = per_label >= _ANSWERS_FROM or case.delta == 0
+    best, other = (answers, gradients) if by_answers else (gradients, answers)
+    why = "enough for each answer to say something" if by_answers else "too little for single answers"
+    reason = (
+        f"With up to {cap} labels per user an answer can have ε = {per_label:.2g} only, {why}, so {best.recipe}, which "
+        + ("asks every kept row once," if by_answers else "adds one clipped gradient per user,")
+        + " is expected to do best; in Ghazi et al. 2024, Table 7, the two change places between ε/k = 1 and 2.5."
+    )
+    delta = 0.0 if by_answers else case.delta
+    start = {"epsilon": epsilon, "delta": delta, "cap": cap}
+    price = f"ε = {at_most(epsilon)}, δ = {at_most(delta, 3)}, for all labels of one user together. "
+    price += odds_in_words(epsilon, delta, "all labels of one user")
+    call = f"labeldp.recipes.{best.recipe}"
+    return Choice(best.recipe, call, reason, (best, other), start, price, notes=notes)
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+def _check(
+    num_rows: int,
+    num_classes: int | None,
+    epsilon: float,
+    delta: float,
+    feature_dim: int | None,
+    modality: str,
+    device: str,
+    rows_per_user: int | None,
+    hours: float,
+) -> None:
+    _at_least(1, num_rows=num_rows, feature_dim=feature_dim, rows_per_user=rows_per_user)
+    _at_least(2, num_classes=num_classes)
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon={epsilon} must be above 0 and finite; 0.01 to 4 is usual")
+    if not (delta == 0 or _SMALLEST_DELTA <= delta < 1):
+        raise ValueError(f"delta={delta} must be 0, or from {_SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
+    if not hours > 0:
+        raise ValueError(f"hours={hours} must be above 0")
+    for name, value, known in (("modality", modality, MODALITIES), ("device", device, DEVICES)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is not known here; give one of {', '.join(known)}")
+
+
+def _at_least(least: int, **numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")

@@ -1,0 +1,165 @@
+"""How well each recipe would do: from results on data sets alike, else from what its look is worth in clean labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from labeldp.choosing.measured import Point, Reference, accuracy, along, labels_per_class, points, references
+from labeldp.choosing.recipes import BY_NAME, RECIPES, Case, Recipe
+
+# Log odds taken off a prediction for what it rests on, so that a guess does not beat a result by a hair.
+_CAUTION = {"measured": 0.0, "between results": 0.0, "beyond results": 0.1, "paper": 0.1, "formula": 0.3}
+# Log odds between what a network and a linear head learn from as many labels, on pictures. A student is in between.
+_GAP = {"head": 0.4, "student": 0.2, "net": 0.0}
+# Whose curve stands in for a recipe without results: the first that the data set has. Papers' answers per row on
+# embeddings were learnt without care for the noise, and say little about others.
+_STANDARDS = {True: ("forward", "one_shot", "lp_mst", "labeldp_pro"), False: ("one_shot", "labeldp_pro", "lp_mst")}
+# An epoch of the small Inception network takes 1.3 s on an H200 and some 1,900 s on two (shared) CPU cores.
+_CPU_SLOWER = 1000.0
+NEEDS_DELTA = "needs delta > 0, for Gaussian noise"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One recipe's place.
+
+    Args:
+        recipe: its name.
+        clean_labels: how many rows with clean labels would teach a linear model as much as its looks.
+        accuracy: percent expected, cautiously, on the data sets most like this one; None where none was measured.
+        regret: most points lost to the best recipe on one of those data sets; None without them.
+        evidence: what the expectation rests on: measured, between results, beyond results, paper or formula.
+        seconds: rough time to train; None where it is not known.
+        obstacle: why it cannot be chosen, in words; empty where it can.
+    """
+
+    recipe: str
+    clean_labels: float
+    accuracy: float | None = None
+    regret: float | None = None
+    evidence: str = "formula"
+    seconds: float | None = None
+    obstacle: str = ""
+
+
+def rank(case: Case, epsilon: float, device: str, hours: float) -> tuple[tuple[Ranked, ...], tuple[str, ...]]:
+    """All recipes, best first, and the names of the data sets they were compared on.
+
+    The order is by the largest loss to the best recipe over the data sets most like this one: a choice that is never
+    far off, rather than one that is best on average. Without such data sets it is by clean labels. A simpler recipe
+    that is as good to a third of a point comes first.
+    """
+    found = references(case, device)
+    if not found:
+        return _by_worth([_unmeasured(recipe, case, epsilon) for recipe in RECIPES]), ()
+    ranked = _compared(case, epsilon, device, hours, found)
+    if all(one.obstacle for one in ranked):
+        # Nothing is quick enough: what is best then, is best to know.
+        ranked = _compared(case, epsilon, device, math.inf, found)
+    return _simplest_first(ranked, 0.3), tuple(one.dataset for one in found)
+
+
+def _compared(case: Case, epsilon: float, device: str, hours: float, found: Sequence[Reference]) -> list[Ranked]:
+    odds = [[_odds(recipe, case, epsilon, one) for one in found] for recipe in RECIPES]
+    values = [[accuracy(value, case.num_classes) for value, _ in row] for row in odds]
+    blocked = [_obstacle(recipe, case, device, hours, found) for recipe in RECIPES]
+    open_to = [row for row, (obstacle, _) in zip(values, blocked, strict=True) if not obstacle] or values
+    best = [max(column) for column in zip(*open_to, strict=True)]
+    return [
+        Ranked(
+            recipe.name, recipe.worth(case, epsilon), sum(row) / len(row),
+            max(top - value for top, value in zip(best, row, strict=True)),
+            _weakest([evidence for _, evidence in sources]), seconds, obstacle,
+        )
+        for recipe, row, sources, (obstacle, seconds) in zip(RECIPES, values, odds, blocked, strict=True)
+    ]  # fmt: skip
+
+
+def _by_worth(ranked: list[Ranked]) -> tuple[Ranked, ...]:
+    free = [one for one in ranked if not one.obstacle]
+    enough = max((one.clean_labels for one in free), default=0.0) * 0.9
+    first = next((one for one in free if one.clean_labels >= enough), ranked[0])
+    return (first, *sorted((r for r in ranked if r is not first), key=lambda r: (bool(r.obstacle), -r.clean_labels)))
+
+
+def _simplest_first(ranked: list[Ranked], slack: float) -> tuple[Ranked, ...]:
+    # The recipes are listed from simple to intricate.
+    order = sorted(ranked, key=lambda one: (bool(one.obstacle), one.regret, -(one.accuracy or 0.0)))
+    limit = (order[0].regret or 0.0) + slack
+    first = next(one for one in ranked if not one.obstacle and (one.regret or 0.0) <= limit)
+    return (first, *(one for one in order if one is not first))
+
+
+def _unmeasured(recipe: Recipe, case: Case, epsilon: float) -> Ranked:
+    obstacle = NEEDS_DELTA if recipe.needs_delta and case.delta == 0 else ""
+    return Ranked(recipe.name, recipe.worth(case, epsilon), obstacle=obstacle)
+
+
+def _obstacle(
+    recipe: Recipe, case: Case, device: str, hours: float, found: Sequence[Reference]
+) -> tuple[str, float | None]:
+    """What stands in the way, in words, and the time to train where it was measured for this recipe."""
+    timed = [p for one in found for p in one.curve(recipe) if p.seconds is not None]
+    # Most networks take about as long as one another.
+    nets = [p for p in points() if p.seconds is not None and p.recipe.learner == "net"]
+    seconds = _seconds(recipe, case, device, timed or (nets if _trains_net(recipe, case) else []))
+    told = seconds if timed else None
+    if recipe.needs_delta and case.delta == 0:
+        return NEEDS_DELTA, told
+    if seconds is not None and seconds > 3600 * hours:
+        return f"needs some {seconds / 3600:.0f} hours of training here", seconds
+    return "", told
+
+
+def _seconds(recipe: Recipe, case: Case, device: str, timed: Sequence[Point]) -> float | None:
+    """In proportion to the rows. A network on a CPU takes about a thousand times as long; a head was not compared."""
+    here = [p for p in timed if p.device == device]
+    elsewhere = [] if here or not _trains_net(recipe, case) else timed
+    slower = _CPU_SLOWER if device == "cpu" and elsewhere else 1.0
+    times = [slower * (p.seconds or 0.0) * case.num_rows / p.case.num_rows for p in here or elsewhere]
+    return median(times) if times else None
+
+
+def _trains_net(recipe: Recipe, case: Case) -> bool:
+    return recipe.learner in ("net", "student") and case.modality == "images"
+
+
+# --- one recipe on one data set -----------------------------------------------------------------------------------
+
+
+def _odds(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> tuple[float, str]:
+    """Log odds of being right beyond chance, cautiously, and what that rests on."""
+    where = labels_per_class(recipe, case, epsilon)
+    curve = reference.curve(recipe)
+    if not curve:
+        value, evidence = _guess(recipe, case, epsilon, reference), "formula"
+    else:
+        value, evidence = along(curve, where)[0], _evidence(curve, recipe, where)
+    return value - _CAUTION[evidence], evidence
+
+
+def _evidence(curve: tuple[Point, ...], recipe: Recipe, where: float) -> str:
+    if not curve[0].ours:
+        return "paper"
+    if along(curve, where)[1]:
+        return "measured"
+    ends = [labels_per_class(recipe, p.case, p.epsilon) for p in (curve[0], curve[-1])]
+    return "between results" if ends[0] <= where <= ends[1] else "beyond results"
+
+
+def _guess(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> float:
+    """What another recipe learnt from labels of the same worth, and how their learners differ."""
+    pictures = case.modality == "images"
+    standard = next((BY_NAME[name] for name in _STANDARDS[pictures] if reference.curve(BY_NAME[name])), None)
+    curve = reference.curve(standard) if standard else reference.points
+    value, _ = along(curve, labels_per_class(recipe, case, epsilon))
+    if not pictures or standard is None:
+        return value
+    return value - _GAP[recipe.learner] + _GAP[standard.learner]
+
+
+def _weakest(evidence: list[str]) -> str:
+    return max(evidence, key=lambda one: list(_CAUTION).index(one))

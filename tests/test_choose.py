@@ -1,0 +1,371 @@
+"""What is chosen, why, and whether it was right wherever we have measured."""
+
+import inspect
+import math
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments import choices
+from labeldp import Choice, RandomizedResponse, choose
+from labeldp.accounting import accountant
+from labeldp.choosing import measured
+from labeldp.choosing.recipes import BY_NAME, MODALITIES, RECIPES, Case
+from labeldp.choosing.worth import answer_labels, crossing, distance, moment_labels, vote_labels
+
+LINES = choices.result_lines()
+MEANS = choices.means(LINES)
+VERDICTS = choices.verdicts(MEANS)
+
+
+# --- what a look is worth ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_classes", "epsilon"), [(2, 0.3), (10, 1.0), (10, 4.0), (100, 2.5)])
+def test_answers_are_worth_what_their_law_says(num_classes, epsilon):
+    law = RandomizedResponse(epsilon, num_classes)
+    kept = math.exp(law.log_likelihood(np.array([0]))[0, 0])
+    other = (1 - kept) / (num_classes - 1)
+    # The debiased one-hot label is (e_answer − other) / (kept − other), and its variance is added to 1.
+    squares = ((1 - other) ** 2 + (num_classes - 1) * other**2) / (kept - other) ** 2
+    assert answer_labels(1000, num_classes, epsilon) == pytest.approx(1000 / squares, rel=1e-9)
+
+
+def test_a_moment_is_worth_what_it_says():
+    # Noise, and what n rows leave open, against the sampling error of m clean labels scaled up: alike within a tenth.
+    chance = np.random.default_rng(0)
+    rows, classes, width, mu = 4000, 5, 8, 0.05
+    features = chance.normal(size=(rows, width))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    labels = chance.integers(0, classes, size=rows)
+    one_hot = np.eye(classes)[labels]
+    truth = one_hot.T @ features
+    worth = round(moment_labels(rows, classes, mu, width))
+    assert 20 < worth < rows / 5
+    errors = []
+    for _ in range(300):
+        some = chance.choice(rows, size=worth)
+        errors.append(np.sum((rows / worth * one_hot[some].T @ features[some] - truth) ** 2))
+    noise = classes * width * 2 / mu**2
+    assert np.mean(errors) == pytest.approx(noise + rows, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "width", "expected"), [(10, 64, 7.7), (10, 784, 4.27), (2, 64, 6.9), (2, 784, 3.17), (100, 64, 7.8)]
+)
+def test_the_crossing_is_that_of_the_variances(num_classes, width, expected):
+    found = crossing(60_000, num_classes, 1e-5, width)
+    assert found == pytest.approx(expected, abs=0.06)
+    pi = 1 / (math.exp(found) + num_classes - 1)
+    variance = (((1 - pi) ** 2 + (num_classes - 1) * pi**2) / (1 - num_classes * pi) ** 2 - 1) / num_classes
+    # Far below n both are m = 1/(1/n + …), so that the crossing is that of the added variances.
+    assert 60_000 * variance * distance(found, 1e-5) ** 2 / (2 * width) == pytest.approx(1, rel=0.02)
+
+
+def test_votes_are_worth_nothing_by_chance_and_a_label_per_cluster_when_sure():
+    assert vote_labels(50_000, 10, 1e-9, 100) == pytest.approx(0, abs=1e-3)
+    assert vote_labels(50_000, 10, 5.0, 100) == pytest.approx(100)
+
+
+problems = st.builds(
+    Case,
+    num_rows=st.integers(1, 10**9),
+    num_classes=st.integers(2, 2000),
+    feature_dim=st.none() | st.integers(1, 10**5),
+    modality=st.sampled_from(MODALITIES),
+    delta=st.sampled_from([0.0, 1e-9, 1e-5]),
+)
+epsilons = st.floats(1e-3, 20)
+
+
+@given(problems, epsilons, st.floats(1, 4), st.sampled_from(RECIPES))
+def test_more_budget_and_more_rows_are_worth_more(case, epsilon, factor, recipe):
+    worth = recipe.worth(case, epsilon)
+    assert 0 <= worth <= case.num_rows * (1 + 1e-9) or recipe.name == "cluster_votes"
+    assert recipe.worth(case, epsilon * factor) >= worth * (1 - 1e-6)
+    more = replace(case, num_rows=math.ceil(case.num_rows * factor))
+    assert recipe.name == "cluster_votes" or recipe.worth(more, epsilon) >= worth * (1 - 1e-6)
+
+
+# --- the choice ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(problems, epsilons, st.sampled_from(["cpu", "cuda"]))
+def test_every_problem_gets_a_usable_recipe(case, epsilon, device):
+    found = choose(
+        case.num_rows, case.num_classes, epsilon, case.delta,
+        feature_dim=case.feature_dim, modality=case.modality, device=device,
+    )  # fmt: skip
+    assert sorted(one.recipe for one in found.ranking) == sorted(BY_NAME)
+    assert found.recipe == found.ranking[0].recipe
+    assert not found.ranking[0].obstacle
+    blocked = [bool(one.obstacle) for one in found.ranking]
+    assert blocked == sorted(blocked)
+    for one in found.ranking:
+        assert math.isfinite(one.clean_labels)
+        assert one.accuracy is None or 0 <= one.accuracy <= 100
+    assert found.reason.endswith(".")
+    assert found.recipe in found.reason
+    assert "\n" not in found.reason
+    assert ". " not in found.reason
+    assert found.price.startswith("ε = ")
+
+
+def test_where_everything_takes_too_long_something_is_still_chosen():
+    found = choose(10**9, 10, 1.0, device="cpu", feature_dim=784, hours=1e-6)
+    assert not found.ranking[0].obstacle
+
+
+def test_a_single_row_is_no_reason_to_fail():
+    assert choose(1, 2, 1.0, modality="table").recipe
+
+
+@pytest.mark.parametrize(("epsilon", "central"), [(0.01, True), (0.1, True), (0.5, True), (4.0, False), (8.0, False)])
+def test_one_sum_below_the_crossing_and_answers_above(epsilon, central):
+    found = choose(60_000, 10, epsilon, feature_dim=784, device="cuda")
+    assert (found.recipe in ("one_shot", "one_shot+student", "rounds", "one_shot_prior")) == central or (
+        found.recipe == "one_shot_prior"
+    )
+    assert found.recipe != "one_shot" or central
+    assert 0.5 < found.crossing < 4
+
+
+def test_what_takes_too_long_is_not_chosen_and_said():
+    quick = choose(60_000, 10, 4.0, feature_dim=784, device="cpu", hours=1)
+    assert BY_NAME[quick.recipe].learner == "head"
+    assert any("hours of training" in note for note in quick.notes)
+    patient = choose(60_000, 10, 4.0, feature_dim=784, device="cpu", hours=1000)
+    assert not any(one.obstacle for one in patient.ranking)
+    assert BY_NAME[patient.recipe].learner != "head"
+
+
+def test_without_delta_nothing_gaussian_is_chosen():
+    found = choose(60_000, 10, 0.1, 0.0, feature_dim=784, device="cuda")
+    blocked = {one.recipe for one in found.ranking if one.obstacle}
+    assert {"rounds", "labeldp_pro", "dp_sgd"} <= blocked
+    assert found.settings["delta"] == 0
+    assert "δ = 0" in found.price
+    assert "except with" not in found.price
+    assert "noise multiplier" not in found.settings
+
+
+def test_settings_hold_the_exact_noise():
+    found = choose(60_000, 10, 0.1, feature_dim=784, device="cpu")
+    assert found.recipe == "one_shot"
+    # The noise of one Gaussian look with distance √2, rounded up (43.4865 by an independent table).
+    assert 43.4865 <= found.settings["noise multiplier"] <= 43.4875
+
+
+def test_a_careless_delta_is_noted():
+    assert "one over" in choose(10**6, 2, 1.0, 1e-5, modality="table").notes[0]
+    assert choose(10**4, 2, 1.0, 1e-5, modality="table").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "cap", "expected"), [(0.5, 2, "gradients"), (5.0, 2, "answers"), (5.0, 10, "gradients")]
+)
+def test_users_follow_the_papers_table(epsilon, cap, expected):
+    found = choose(10**6, 2, epsilon, 1e-7, modality="table", rows_per_user=cap)
+    assert found.recipe == f"user_level.train_on_{expected}"
+    assert "all labels of one user" in found.price
+    if expected == "gradients":
+        assert choose(10**6, 2, epsilon, 0.0, modality="table", rows_per_user=cap).recipe.endswith("answers")
+
+
+def test_one_row_per_user_is_one_label():
+    assert choose(60_000, 10, 0.1, rows_per_user=1) == choose(60_000, 10, 0.1)
+
+
+def test_numbers_are_binned():
+    found = choose(10_000, None, 1.0, modality="table")
+    assert found.recipe == "binned_regression"
+    with pytest.raises(ValueError, match="rows_per_user=3"):
+        choose(10_000, None, 1.0, modality="table", rows_per_user=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_rows": 0}, "num_rows=0"),
+        ({"num_rows": 1.5}, "num_rows=1.5"),
+        ({"num_rows": True}, "num_rows=True"),
+        ({"num_classes": 1}, "num_classes=1"),
+        ({"num_classes": np.array([0, 1])}, "num_classes="),
+        ({"epsilon": 0.0}, "epsilon=0.0"),
+        ({"epsilon": math.inf}, "epsilon=inf"),
+        ({"epsilon": math.nan}, "epsilon=nan"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"delta": 1e-15}, "delta=1e-15"),
+        ({"feature_dim": 0}, "feature_dim=0"),
+        ({"rows_per_user": 0}, "rows_per_user=0"),
+        ({"modality": "sound"}, "modality='sound'"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"hours": 0.0}, "hours=0.0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change, words):
+    arguments = {"num_rows": 100, "num_classes": 2, "epsilon": 1.0, **change}
+    with pytest.raises(ValueError, match=words):
+        choose(**arguments)
+
+
+def test_no_argument_could_hold_a_label():
+    kinds = {str(parameter.annotation) for parameter in inspect.signature(choose).parameters.values()}
+    assert kinds <= {"int", "float", "str", "int | None"}
+
+
+def test_a_choice_is_a_frozen_value():
+    found = choose(60_000, 10, 0.1)
+    assert isinstance(found, Choice)
+    with pytest.raises(FrozenInstanceError):
+        found.recipe = "other"
+    assert found == choose(60_000, 10, 0.1)
+    assert hash(found) == hash(choose(60_000, 10, 0.1))
+
+
+def test_choosing_needs_no_torch():
+    code = "import sys, labeldp; labeldp.choose(1000, 2, 1.0); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_what_is_recommended_exists(recipe):
+    pytest.importorskip("torch")
+    module, function = recipe.call.rsplit(".", 1)
+    if recipe.name in ("rounds", "one_shot_prior") and find_spec(module) is None:
+        pytest.skip("not written yet")
+    assert callable(getattr(import_module(module), function))
+
+
+# --- what was measured ---------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_what_the_results_say():
+    written = choices.TARGET.read_text(encoding="utf-8")
+    assert written == choices.table(LINES), "results were added: run python -m experiments.choices"
+
+
+def test_every_result_is_known():
+    assert choices.skipped(LINES) == []
+
+
+def test_at_a_measured_point_the_measurement_is_what_is_predicted():
+    # One data set alike, so that the mean over data sets is its own value.
+    for mean in MEANS:
+        modality, rows, classes, features = choices.CASES[mean.dataset]
+        case = Case(rows, classes, features, modality, mean.delta)
+        (reference,) = [r for r in measured.references(case, mean.device) if r.dataset == mean.dataset]
+        recipe = BY_NAME[mean.recipe]
+        where = measured.labels_per_class(recipe, case, mean.epsilon)
+        odds, known = measured.along(reference.curve(recipe), where)
+        assert known
+        assert measured.accuracy(odds, classes) == pytest.approx(mean.accuracy, abs=0.05)
+
+
+def test_there_is_something_to_check():
+    assert len(VERDICTS) >= 11
+    assert {"cifar10", "fashion_mnist", "mnist"} <= {verdict.dataset for verdict in VERDICTS}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS, ids=lambda v: f"{v.dataset}-{v.device}-{v.epsilon:g}")
+def test_the_choice_is_within_a_point_of_the_best_measured(verdict):
+    assert verdict.cost <= 1.0, verdict
+
+
+def test_the_check_notices_a_bad_choice():
+    wrong = [*MEANS, replace(MEANS[0], recipe="alibi", accuracy=99.0)]
+    bad = [verdict for verdict in choices.verdicts(wrong) if verdict.cost > 1]
+    assert [(verdict.dataset, verdict.epsilon, verdict.best) for verdict in bad] == [
+        (MEANS[0].dataset, MEANS[0].epsilon, "alibi")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "recipe", "expected"),
+    [
+        ("lp-1st", "forward", "forward"), ("lp-2st", "lp_mst", "lp_mst"), ("lp-3st", "lp_mst", "lp_mst"),
+        ("randomized-response", "", "forward"), ("one-shot", "one_shot", "one_shot"), ("one-look", "", "one_shot"),
+        ("one-shot+student", "", "one_shot+student"), ("student", "students", "one_shot+student"),
+        ("one-shot-prior", "", "one_shot_prior"), ("rounds", "", "rounds"), ("two-rounds", "", "rounds"),
+        ("ssl-prior", "", "ssl_prior"), ("rr-with-prior", "", "ssl_prior"), ("cluster-votes", "", "cluster_votes"),
+        ("dp-sgd", "labeldp_pro", "dp_sgd"), ("labeldp-pro-altconv", "", "labeldp_pro"),
+        ("row-hull+diameter", "labeldp_pro", "labeldp_pro"), ("something new", "one_shot", "one_shot"),
+        ("pate-fm", "", None), ("lp-2st+cifar100-pretrain", "", None), ("unheard of", "", None),
+    ],
+)  # fmt: skip
+def test_methods_are_recipes(method, recipe, expected):
+    assert choices.recipe_of(method, recipe) == expected
+
+
+def line(value, *, seed=1, method="lp-1st", epsilon=1.0, **settings):
+    return {
+        "dataset": "mnist", "method": method, "epsilon": epsilon, "delta": 0.0, "seed": seed, "metric": "accuracy",
+        "value": value, "seconds": 5.0, "device": "NVIDIA H200", "settings": {"recipe": "forward", **settings},
+    }  # fmt: skip
+
+
+def test_means_take_the_best_settings_with_the_most_runs():
+    lucky, steady = (
+        [line(99.0, epochs=1)],
+        [line(value, seed=seed, epochs=2) for seed, value in enumerate((90, 92, 94))],
+    )
+    (mean,) = choices.means([*lucky, *steady, line(50.0, epsilon="inf"), line(98.0, quick=True)])
+    assert (mean.accuracy, mean.runs, mean.device, mean.recipe) == (92.0, 3, "cuda", "forward")
+
+
+def test_features_learnt_beforehand_make_another_data_set():
+    assert choices.dataset_of({**line(1.0), "dataset": "cifar10"}) == "cifar10"
+    learnt = {**line(1.0, features="simclr"), "dataset": "cifar10"}
+    assert choices.dataset_of(learnt) == "cifar10 embeddings"
+
+
+def test_unknown_lines_are_told_about():
+    strange = [line(1.0, method="unheard of") | {"settings": {"recipe": "new"}}, line(1.0) | {"dataset": "other"}]
+    assert len(choices.skipped(strange)) == 2
+    assert choices.means(strange) == []
+
+
+@pytest.mark.parametrize(
+    ("noise", "claimed"), [(71.292, 0.01), (9.0974, 0.1), (4.9053, 0.2), (2.2631, 0.5), (1.3801, 1.0), (0.96568, 2.0)]
+)
+def test_papers_noise_is_put_where_it_belongs(noise, claimed):
+    # The noise for which adding or removing a row would cost the claimed ε: 5 epochs, batch 1024 of 60,000.
+    looks = accountant.gradient_looks(noise, 293, 1024 / 60_000, "poisson")
+    assert choices.true_epsilon("dp_sgd", claimed) == pytest.approx(accountant.epsilon(looks, 1e-5), rel=5e-3)
+    assert choices.true_epsilon("dp_sgd", claimed) > claimed
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "docs" / "choose.md"
+
+
+def blocks(language):
+    import re
+
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_pages_python_runs_and_prints_what_it_says(capsys):
+    names = {}
+    for block in blocks("python"):
+        exec(compile(block, str(PAGE), "exec"), names)
+    said = capsys.readouterr().out.splitlines()
+    promised = [part.split("# ")[1] for block in blocks("python") for part in block.splitlines() if "print(" in part]
+    assert said == promised
+
+
+@pytest.mark.parametrize("command", [c[2:] for b in blocks("console") for c in b.splitlines() if c.startswith("$ ")])
+def test_the_pages_commands_run(command):
+    arguments = command.split()[1:]
+    done = subprocess.run([sys.executable, "-m", "labeldp", *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
