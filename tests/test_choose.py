@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from experiments import choices
 from labeldp import Choice, RandomizedResponse, choose
 from labeldp.accounting import accountant
-from labeldp.choosing import measured
+from labeldp.choosing import measured, predict
 from labeldp.choosing.recipes import BY_NAME, MODALITIES, RECIPES, Case
 from labeldp.choosing.worth import answer_labels, crossing, distance, moment_labels, vote_labels
 
@@ -287,6 +287,64 @@ def test_the_check_notices_a_bad_choice():
     assert [(verdict.dataset, verdict.epsilon, verdict.best) for verdict in bad] == [
         (MEANS[0].dataset, MEANS[0].epsilon, "alibi")
     ]
+
+
+@pytest.fixture
+def results(monkeypatch):
+    """Lets a test say what was measured: {recipe: {ε: accuracy}} on Fashion-MNIST, and perhaps on MNIST."""
+
+    def pretend(fashion, mnist=None, origin="ours"):
+        found = [
+            choices.Mean(dataset, "cuda", recipe, epsilon, 1e-5, value, 3, 10.0, origin)
+            for dataset, told in (("fashion_mnist", fashion), ("mnist", mnist or {}))
+            for recipe, curve in told.items()
+            for epsilon, value in curve.items()
+        ]
+        rows = [{name: str(value) for name, value in mean.row().items()} for mean in found]
+        points = tuple(measured._point(row) for row in rows)
+        monkeypatch.setattr(measured, "points", lambda: points)
+        monkeypatch.setattr(predict, "points", lambda: points)
+
+    return pretend
+
+
+def chosen(epsilon):
+    return choose(60_000, 10, epsilon, feature_dim=784, device="cuda")
+
+
+def test_choices_follow_results(results):
+    results({"alibi": {0.1: 90.0, 1.0: 91.0}, "one_shot": {0.1: 80.0, 1.0: 94.0}})
+    assert chosen(0.1).recipe == "alibi"
+    assert chosen(1.0).recipe == "one_shot"
+    ranked = {one.recipe: one for one in chosen(0.3).ranking}
+    assert ranked["alibi"].evidence == "between results"
+    assert 80 < ranked["one_shot"].accuracy < 94
+
+
+def test_a_guess_is_not_put_before_a_result(results):
+    results({"dp_sgd": {0.1: 40.0, 1.0: 50.0}})
+    best, second = chosen(1.0).ranking[:2]
+    assert (best.recipe, best.evidence) == ("dp_sgd", "measured")
+    assert second.regret >= 0.5
+    # Below what was measured it is all guesses.
+    assert chosen(0.01).recipe != "dp_sgd"
+
+
+def test_the_loss_on_the_worst_data_set_decides(results):
+    fashion = {"one_shot": {1.0: 90.0}, "lp_mst": {1.0: 91.0}, "forward": {1.0: 80.0}}
+    mnist = {"one_shot": {1.0: 97.5}, "lp_mst": {1.0: 94.0}, "forward": {1.0: 98.0}}
+    results(fashion, mnist)
+    found = chosen(1.0)
+    assert found.recipe == "one_shot"
+    assert found.ranking[0].regret == pytest.approx(1.0, abs=0.02)
+    assert "within 1.0 points" in found.reason
+
+
+def test_the_simpler_of_equals(results):
+    results({"one_shot": {1.0: 90.0}, "lp_mst": {1.0: 90.2}})
+    assert chosen(1.0).recipe == "one_shot"
+    results({"one_shot": {1.0: 90.0}, "lp_mst": {1.0: 90.6}})
+    assert chosen(1.0).recipe == "lp_mst"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,16 @@ def test_options_reach_the_choice():
     assert as_json(*NUMBERS, "--modality", "embeddings")["alike"] == ["cifar10 embeddings"]
 
 
+def test_the_command_knows_what_the_function_knows():
+    from labeldp import cli
+    from labeldp.choosing.choice import DEVICES
+    from labeldp.choosing.recipes import MODALITIES
+
+    options = {option.name: option.type for option in cli.plan.params}
+    assert tuple(options["modality"].choices) == MODALITIES
+    assert tuple(options["device"].choices) == DEVICES
+
+
 def test_a_table_is_counted_and_its_label_not_read(table):
     found = as_json(table, "--label", "diagnosis", "--classes", "3", "--epsilon", "1")
     named = as_json(table, "--label", "diagnosis", "--classes", "none,mild,severe", "--epsilon", "1")
