@@ -166,7 +166,7 @@ def _for_users(case: Case, epsilon: float, cap: int, notes: tuple[str, ...]) -> 
         + " is expected to do best; in Ghazi et al. 2024, Table 7, the two change places between ε/k = 1 and 2.5."
     )
     delta = 0.0 if by_answers else case.delta
-    start = {"epsilon": epsilon, "delta": delta, "cap": cap}
+    start = {"epsilon": epsilon, "delta": delta, "cap": cap, **({} if by_answers else {"epochs": 5})}
     price = f"ε = {at_most(epsilon)}, δ = {at_most(delta, 3)}, for all labels of one user together. "
     price += odds_in_words(epsilon, delta, "all labels of one user")
     call = f"labeldp.recipes.{best.recipe}"

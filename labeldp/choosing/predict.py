@@ -19,7 +19,7 @@ _GAP = {"head": 0.4, "student": 0.2, "net": 0.0}
 _STANDARDS = {True: ("forward", "one_shot", "lp_mst", "labeldp_pro"), False: ("one_shot", "labeldp_pro", "lp_mst")}
 # An epoch of the small Inception network takes 1.3 s on an H200 and some 1,900 s on two (shared) CPU cores.
 _CPU_SLOWER = 1000.0
-NEEDS_DELTA = "needs delta > 0, for Gaussian noise"
+NEEDS_DELTA = "needs delta > 0"
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _obstacle(
     if recipe.needs_delta and case.delta == 0:
         return NEEDS_DELTA, told
     if seconds is not None and seconds > 3600 * hours:
-        return f"needs some {seconds / 3600:.0f} hours of training here", seconds
+        return f"trains too long: some {seconds / 3600:.0f} hours", seconds
     return "", told
 
 
