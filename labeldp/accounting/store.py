@@ -141,7 +141,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         if line is None:
             raise UnknownDataSetError(
                 f"these labels have no budget in {self._database.name!r}; give them one with: labeldp budget create. "
-                "(Another order or selection of rows, or another coding of the classes, is another data set)"
+                "(Another order or selection of rows is another data set; for a fold use part_of)"
             )
         found = self._read(line)
         refuse_change(found, replace(wanted, name=found.name, budget=found.budget))

@@ -24,6 +24,8 @@ from labeldp.accounting.journal import flush
 
 _BLOCK = 1 << 20
 _LEAST_BYTES = 16
+# Of so few rows, repeats say nothing about what the values are.
+_FEW_ROWS = 20
 
 
 class StoreError(ValueError):
@@ -39,7 +41,7 @@ class Key:
     """The secret of one budget store.
 
     >>> key = Key(b"sixteen bytes or more")
-    >>> key.fingerprint([0, 1, 1]) == key.fingerprint(np.array([0, 1, 1], dtype=np.uint8))
+    >>> key.fingerprint([0, 1, 1]) == key.fingerprint(np.array(["no", "yes", "yes"]))
     True
     >>> key.fingerprint([0, 1, 1]) == Key(b"a different key, long").fingerprint([0, 1, 1])
     False
@@ -52,8 +54,8 @@ class Key:
             raise StoreKeyError(f"key is not {_LEAST_BYTES} or more bytes; make one with secrets.token_bytes(32)")
 
     def fingerprint(self, labels: npt.ArrayLike) -> str:
-        """The keyed hash of a label column: the same for lists, arrays and tensors of equal values, whatever type."""
-        column = _numbers(labels)
+        """The keyed hash of a label column: the same whatever holds it, and however its classes are coded."""
+        column = _canonical(labels)
         kind = "<f8" if column.dtype.kind == "f" else "<i8"
         digest = hmac.new(self.secret, f"labels/1 {kind} {len(column)} ".encode(), hashlib.sha256)
         for start in range(0, len(column), _BLOCK):
@@ -109,21 +111,32 @@ def _write_once(path: Path, text: str) -> None:
         Path(draft).unlink()
 
 
-def _numbers(labels: npt.ArrayLike) -> npt.NDArray[Any]:
-    """The column as integers where all values are whole, as floats otherwise; errors give counts, never values."""
+def _canonical(labels: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Classes numbered in the order of their first rows, or quantities as floats; errors give counts, never values."""
     if isinstance(labels, np.ma.MaskedArray) and np.count_nonzero(cast("Any", labels).mask):
         raise ValueError("labels cannot be named: some of them are masked, so missing")
     raw = np.asarray(labels)
     if raw.ndim != 1:
         raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
-    if raw.dtype.kind == "O" and all(isinstance(value, (bool, int, float, np.number)) for value in raw):
-        raw = raw.astype(np.float64)
-    if raw.dtype.kind not in "biuf":
-        raise ValueError("labels are not numbers; give them as they are sealed, as integers 0 … K − 1")
-    if raw.dtype.kind != "f":
-        return raw
-    unusable = int(np.count_nonzero(~np.isfinite(raw)))
+    if raw.dtype.kind == "O":
+        raw = _of_objects(raw)
+    if raw.dtype.kind not in "biufUS":
+        raise ValueError("labels are neither numbers nor text; give one class or one number per row")
+    unusable = int(np.count_nonzero(~np.isfinite(raw))) if raw.dtype.kind == "f" else 0
     if unusable:
         raise ValueError(f"labels cannot be named: {unusable} of {raw.size} are missing or infinite")
-    whole = bool(((raw == np.floor(raw)) & (np.abs(raw) < 2**53)).all())
-    return raw.astype(np.int64) if whole else raw
+    values, first, which = np.unique(raw, return_index=True, return_inverse=True)
+    # Where most values occur once they are quantities: numbered by first rows, all such columns would look the same.
+    if raw.dtype.kind in "iuf" and 2 * len(values) > len(raw) > _FEW_ROWS:
+        return raw.astype(np.float64)
+    place = np.empty(len(values), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(values))
+    return place[which]
+
+
+def _of_objects(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if all(isinstance(value, str) for value in raw):
+        return raw.astype(np.str_)
+    if all(isinstance(value, (bool, int, float, np.number)) for value in raw):
+        return raw.astype(np.float64)
+    return raw

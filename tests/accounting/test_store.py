@@ -309,8 +309,8 @@ def test_names_are_names(tmp_path, name):
     [
         ([], 2, Budget(1.0), "empty"),
         ([[0, 1]], 2, Budget(1.0), "shape"),
-        (["no", "yes"], 2, Budget(1.0), "not numbers"),
-        ([0, None], 2, Budget(1.0), "not numbers"),
+        (np.array(["2024-01-01"], dtype="M8[D]"), 2, Budget(1.0), "neither numbers nor text"),
+        (["yes", None], 2, Budget(1.0), "neither numbers nor text"),
         ([0.0, math.nan], 2, Budget(1.0), "1 of 2 are missing"),
         (np.ma.masked_array([0, 1], [False, True]), 2, Budget(1.0), "masked"),
         ([0, 1], 0, Budget(1.0), "num_classes"),
@@ -331,14 +331,30 @@ def test_the_same_labels_have_the_same_name_whatever_holds_them():
     names |= {key.fingerprint(LABELS), key.fingerprint(tuple(LABELS)), key.fingerprint(torch.tensor(LABELS))}
     names |= {key.fingerprint(pandas.Series(LABELS)), key.fingerprint(np.array(LABELS, dtype=object))}
     names |= {key.fingerprint([label == 1 for label in LABELS])}
+    # However its classes are coded: recoding them must not buy a second budget.
+    words = ["yes" if label else "no" for label in LABELS]
+    names |= {key.fingerprint(words), key.fingerprint(np.array(words)), key.fingerprint(pandas.Series(words))}
+    names |= {key.fingerprint([1 - label for label in LABELS]), key.fingerprint(pandas.Categorical(words))}
     assert len(names) == 1
+
+
+def groups(labels):
+    return [labels.index(label) for label in labels]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.lists(st.integers(0, 3), min_size=1, max_size=8))
 def test_other_labels_have_another_name(first, second):
     key = Key(KEY)
-    assert (key.fingerprint(first) == key.fingerprint(second)) == (first == second)
+    assert (key.fingerprint(first) == key.fingerprint(second)) == (groups(first) == groups(second))
     assert key.fingerprint(first) != Key(KEY[::-1]).fingerprint(first)
+
+
+def test_quantities_are_named_by_their_values():
+    """Of two columns whose values all differ, numbered by first rows neither would differ from the other."""
+    key, prices = Key(KEY), np.arange(100)
+    for column in (prices, prices / 7):
+        assert key.fingerprint(column) != key.fingerprint(column[::-1])
+        assert key.fingerprint(column) == key.fingerprint(column.astype(np.float64))
 
 
 def test_long_columns_are_hashed_in_blocks_without_a_seam():
