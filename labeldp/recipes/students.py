@@ -31,9 +31,13 @@ from labeldp.learning import schedules
 from labeldp.learning.augment import Augment, compose, cutout, random_crop, random_flip
 from labeldp.learning.fit import Inputs, adam, predict
 from labeldp.learning.fit import fit as fit_model
+from labeldp.learning.moments import Axes, as_tensor, eigenbasis, power_law
 from labeldp.learning.objectives import Objective
+from labeldp.learning.plans import gram_of
+from labeldp.learning.simplex import project_to_simplex
 from labeldp.models.shared import checked_count
 from labeldp.recipes.common import Fit, checkpoint_of, device_of, in_folder
+from labeldp.releases import NoisyMoments
 
 # Class probabilities (n, K) → how much each row counts, (n,).
 Weigh = Callable[[Tensor], Tensor]
@@ -92,6 +96,51 @@ def mixed(share: float = 0.5) -> Relabel:
     if not 0 <= share <= 1:
         raise ValueError(f"share={share} is not a weight; give a number from 0 to 1")
     return lambda teacher, student: torch.lerp(teacher, student, share)
+
+
+def matched(noisy: NoisyMoments, rows: Tensor, share: float = 0.5) -> Relabel:
+    """`mixed`, then `corrected` by the teacher's own moment: later generations cannot drift away from what was seen.
+
+    Args:
+        noisy, rows: a moment and the features (n, d) it is of: `shot.noisy` and `shot.rehearsal.basis(features)`.
+    """
+    axes, mix = eigenbasis(gram_of(rows)), mixed(share)
+    return lambda teacher, student: corrected(mix(teacher, student), noisy, rows, axes)
+
+
+def corrected(probabilities: Tensor, noisy: NoisyMoments, rows: Tensor, axes: Axes | None = None) -> Tensor:
+    """Take back the errors of a guess p that a noisy moment shows, (n, K).
+
+        R = S̃ − Σ_i p_i ⊗ φ_i,   p_i ← the nearest distribution to p_i + Σ_j f_j·(R u_j)(u_jᵀφ_i)/λ_j
+
+    R is the moment of what the guess gets wrong, with the noise of S̃, which is known: least squares on it, shrunk in
+    each eigen-direction (λ_j, u_j) of Φ'Φ by its own signal-to-noise ratio f_j, as in `learning.moments.ridge`. Where
+    nothing but noise is left, f is near 0 and the guess stays. It is the honest way to use a look whose noise the
+    guess has not seen; with the moment that the guess was made of, it keeps the two together.
+
+    Args:
+        noisy: the moment.
+        rows: the same features as it was made of, (n, d), on the probabilities' device.
+        axes: `eigenbasis(gram_of(rows))`, if at hand.
+
+    >>> truth = torch.eye(2)[torch.arange(400) % 2]
+    >>> sums = (truth.T @ truth).numpy()
+    >>> exact = NoisyMoments(sums.astype(float), sums.sum(axis=0), 400, "none", noise_std=0.0, radius=1.0)
+    >>> corrected(torch.full((400, 2), 0.5), exact, truth)[:2].round(decimals=2)
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    axes = eigenbasis(gram_of(rows)) if axes is None else axes
+    explained = (probabilities.T @ rows.to(probabilities)).double()
+    contrasts = (as_tensor(noisy.value, axes.values) - explained) @ axes.vectors
+    freedom = max(noisy.num_classes - 1, 1)
+    # What labels scatter about the guess if it is right, besides the noise.
+    spread = (probabilities * (1 - probabilities)).sum(dim=1).mean().double() / freedom
+    noise = noisy.noise_std**2 + spread * axes.values
+    signal, _ = power_law(contrasts.square().sum(dim=0) / freedom, axes.values, noise)
+    kept = signal / (signal + noise).clamp_min(1e-300)
+    weight = (contrasts * (kept * axes.inverse())) @ axes.vectors.T
+    return project_to_simplex(probabilities + rows.to(probabilities) @ weight.to(probabilities).T)
 
 
 def on_probabilities(targets: Tensor, weights: Tensor | None = None) -> Objective:

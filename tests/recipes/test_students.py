@@ -17,7 +17,17 @@ from labeldp.learning.fit import accuracy, adam, fit, predict
 from labeldp.learning.schedules import one_cycle
 from labeldp.models.shared import with_head
 from labeldp.recipes import students
-from labeldp.recipes.students import by_confidence, mixed, on_probabilities, surest, train, usual_fit
+from labeldp.recipes.students import (
+    by_confidence,
+    corrected,
+    matched,
+    mixed,
+    on_probabilities,
+    surest,
+    train,
+    usual_fit,
+)
+from labeldp.releases import NoisyMoments
 
 K, N, SIDE = 3, 1200, 12
 TRAIN = functools.partial(fit, epochs=4, batch_size=32, optimizer=adam(1e-2), schedule=one_cycle())
@@ -136,6 +146,59 @@ def test_generations_learn_from_the_mix_and_start_again():
     assert torch.allclose(predict(second, pictures()[0]).softmax(dim=1), seen[1][1], atol=1e-4)
     third = run(0.75 * teacher + 0.25 * seen[1][1])
     assert torch.allclose(weights(model), weights(third), atol=1e-3)
+
+
+# -- what a moment says about a guess ------------------------------------------------------------------------
+
+
+@functools.cache
+def linear_world(noise_std, seed=0, n=4000, d=12):
+    """Labels that follow a linear law of features, their moment with noise, and how likely each class truly is."""
+    generator = Generator().manual_seed(seed)
+    rows = torch.randn(n, d, generator=generator)
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    law = (rows @ torch.randn(d, K, generator=generator) * 3).softmax(dim=1)
+    labels = torch.multinomial(law, 1, generator=generator).squeeze(1)
+    sums = (torch.nn.functional.one_hot(labels, K).T.double() @ rows.double()).numpy()
+    drawn = np.random.default_rng(seed).normal(size=(K, d))
+    value = sums + noise_std * (drawn - drawn.mean(axis=0))
+    return rows, law, NoisyMoments(value, sums.sum(axis=0), n, "Gaussian", noise_std, 1.0)
+
+
+def error(guess, law):
+    return float((guess - law).square().sum(dim=1).mean())
+
+
+def test_what_a_guess_gets_wrong_is_taken_back():
+    """A guess that misjudges one feature: the less noise there is, the more of its error goes."""
+    left = []
+    for noise_std in (5.0, 20.0, 80.0):
+        rows, law, noisy = linear_world(noise_std)
+        blind = (law.log() - 4 * rows[:, :1] * torch.tensor([1.0, 0.0, -1.0])).softmax(dim=1)
+        after = corrected(blind, noisy, rows)
+        assert torch.allclose(after.sum(dim=1), torch.ones(len(rows)), atol=1e-5)
+        assert after.min() >= 0
+        left.append(error(after, law) / error(blind, law))
+    assert left == sorted(left)
+    assert left[0] < 0.65  # the rest is not linear in the features
+    assert left[-1] <= 1.0 + 1e-6
+
+
+def test_a_guess_without_error_stays_as_it_is():
+    """Nothing but noise is left of the moment; planted: without the shrinkage it would be added to the guess."""
+    rows, law, noisy = linear_world(40.0)
+    assert error(corrected(law, noisy, rows), law) < 2e-3
+    gram = rows.double().T @ rows.double()
+    residual = torch.tensor(noisy.value) - law.T.double() @ rows.double()
+    unshrunk = law + rows @ torch.linalg.solve(gram, residual.T).float()
+    assert error(unshrunk, law) > 4e-3
+
+
+def test_matched_generations_are_the_mix_corrected():
+    rows, law, noisy = linear_world(5.0)
+    other = law.roll(1, dims=0)
+    mix = 0.7 * law + 0.3 * other
+    assert torch.allclose(matched(noisy, rows, 0.3)(law, other), corrected(mix, noisy, rows), atol=1e-5)
 
 
 # -- learning ------------------------------------------------------------------------------------------------
