@@ -385,6 +385,11 @@ def test_means_take_the_best_settings_with_the_most_runs():
     assert (mean.accuracy, mean.runs, mean.device, mean.recipe) == (92.0, 3, "cuda", "forward")
 
 
+def test_a_hair_below_the_epsilon_asked_for_is_the_same_epsilon():
+    (mean,) = choices.means([line(90.0, epsilon=0.5), line(92.0, seed=2, epsilon=0.49996)])
+    assert (mean.epsilon, mean.accuracy, mean.runs) == (0.5, 91.0, 2)
+
+
 def test_features_learnt_beforehand_make_another_data_set():
     assert choices.dataset_of({**line(1.0), "dataset": "cifar10"}) == "cifar10"
     learnt = {**line(1.0, features="simclr"), "dataset": "cifar10"}
