@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labeldp.cli_budget import account_of, budget
+
 if TYPE_CHECKING:
     from labeldp.accounting.certificate import Certificate
     from labeldp.data.request import Report
@@ -204,6 +206,8 @@ def _plain(value: float) -> float | str:
 @click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
 @click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
 @click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
+@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.")
+@click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
 @click.option("--insecure-seed", type=int, help="Noise from a seed: for tests only, marked in the certificate.")
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
@@ -219,6 +223,8 @@ def privatize(
     delimiter: str | None,
     journal: Path | None,
     budget: float | None,
+    store: str | None,
+    key: Path | None,
     insecure_seed: int | None,
     quiet: bool,
     as_json: bool,
@@ -227,7 +233,7 @@ def privatize(
 
     Works on Parquet and CSV in a stream; all other columns and the row order stay as they are. The output may
     be given to anyone: epsilon holds whatever they do with it. Spending adds up over releases of the same
-    column, so keep a --journal.
+    column, so keep a --journal, or give the column a budget in a --store that all its users share.
 
     \b
     labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\
@@ -235,11 +241,18 @@ def privatize(
     """
     from labeldp.data import tables
 
+    delimiter = "\t" if delimiter == r"\t" else delimiter
+    names = _declared(classes)
+    if store is None:
+        _refuse_idle("a run without --store", key=key)
+        charged = _journal(journal, budget)
+    else:
+        _refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
+        charged = account_of(source, label, names, delimiter, store, key, f"privatize into {target.name}")
     certificate = _privatized(
         tables, source, target, quiet or as_json,
-        label=label, classes=_declared(classes), epsilon=epsilon, mechanism=mechanism, k=k,
-        prior_columns=_names(prior_columns), delimiter="\t" if delimiter == r"\t" else delimiter,
-        journal=_journal(journal, budget), rng=_noise(insecure_seed),
+        label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
+        prior_columns=_names(prior_columns), delimiter=delimiter, journal=charged, rng=_noise(insecure_seed),
     )  # fmt: skip
     if as_json:
         click.echo(json.dumps(certificate.to_json()))
@@ -497,3 +510,8 @@ def reproduce_table(
             table, quick=quick, seeds=seeds, epsilons=epsilons, methods=methods, device=device, out=out, jobs=jobs
         )
     )
+
+
+# --- budgets and audits, in files of their own --------------------------------------------------------------------
+
+cli.add_command(budget)
