@@ -109,13 +109,11 @@ def main() -> None:
     chosen = parser.parse_args()
     small = chosen.device == "cpu"
     steps, batch = chosen.steps or (2 if small else None), chosen.batch or (128 if small else 1024)
-    results = [
-        measure(case, chosen.device, steps, chosen.repeats, batch)
-        for case in chosen.case or (["mnist_cnn"] if small else CASES)
-    ]
     print(f"batches of {batch} on {chosen.device}")
-    for result in results:
-        show(result)
+    results: list[dict[str, Any]] = []
+    for case in chosen.case or (["mnist_cnn"] if small else CASES):
+        results.append(measure(case, chosen.device, steps, chosen.repeats, batch))
+        show(results[-1])
     if chosen.json:
         print(
             json.dumps({"benchmark": "labeldp_pro_epoch", "device": chosen.device, "batch": batch, "results": results})

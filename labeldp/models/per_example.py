@@ -29,9 +29,12 @@ from labeldp.models.layer_plans import own_generator, plan_for, rows_at_once
 from labeldp.models.layer_terms import Table, norms
 
 __all__ = [
+    "Factors",
     "Inputs",
     "Loss",
+    "bounded",
     "bounded_sum",
+    "candidates_of",
     "clip_factors",
     "clipped_sum",
     "cross_entropy",
@@ -42,6 +45,7 @@ __all__ = [
     "own_generator",
     "parameter_vector",
     "refuse_batch_norm",
+    "trainable",
 ]
 
 # One tensor, or one per argument of the model; the first dimension counts rows.
@@ -65,7 +69,7 @@ def parameter_vector(model: nn.Module) -> Tensor:
     >>> parameter_vector(nn.Linear(2, 3)).shape
     torch.Size([9])
     """
-    values = list(_trainable(model).values())
+    values = list(trainable(model).values())
     return torch.cat([value.reshape(-1) for value in values]) if values else torch.zeros(0)
 
 
@@ -107,7 +111,7 @@ def gradients(model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, *, c
     found = [_zeros(model)[None, :][:0]]
     for _, part in _chunks(model, loss, inputs, labels[:, None], chunk):
         with full_precision():
-            found.append(table(part, _trainable(model))[:, 0])
+            found.append(table(part, trainable(model))[:, 0])
     return torch.cat(found)
 
 
@@ -154,35 +158,46 @@ def bounded_sum(
     the candidates are the gradients under each of the labels 0 … num_classes − 1; `factors` sees their inner products,
     and of its answers that of the row's label is used.
     """
-    every = (
-        labels[:, None]
-        if num_classes is None
-        else torch.arange(num_classes, device=labels.device).expand(len(labels), num_classes)
-    )
-    choice = torch.zeros_like(labels) if num_classes is None else labels
+    every, choice = candidates_of(labels, num_classes)
     total = _zeros(model)
     for rows, found in _chunks(model, loss, inputs, every, chunk):
-        total += _bounded(found, factors, choice[rows], model)
+        total += bounded(found, factors, choice[rows], model)
     # A gradient that is not finite has the factor zero, but zero times infinity is not a number. Rare, and found by
     # one look at the sum (the only wait for the device); then everything is done again with such entries removed.
     if not bool(total.isfinite().all()):
         total = _zeros(model)
         for rows, found in _chunks(model, loss, inputs, every, chunk, direct=True):
-            total += _bounded(found, factors, choice[rows], model, clean=True)
+            total += bounded(found, factors, choice[rows], model, clean=True)
     return total
 
 
-def _bounded(found: list[Piece], factors: Factors, choice: Tensor, model: nn.Module, clean: bool = False) -> Tensor:
+def candidates_of(labels: Tensor, num_classes: int | None) -> tuple[Tensor, Tensor]:
+    """The candidate labels of every row, (b, k), and which of them is its own, (b,): one candidate, or every class."""
+    if num_classes is None:
+        return labels[:, None], torch.zeros_like(labels)
+    return torch.arange(num_classes, device=labels.device).expand(len(labels), num_classes), labels
+
+
+def bounded(
+    found: list[Piece],
+    factors: Factors,
+    choice: Tensor,
+    model: nn.Module,
+    clean: bool = False,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Σ_i f_i g_i, (P,), from the terms of the rows' candidates; `weights` (0 or 1 per row) leaves rows out."""
     with full_precision():
         every = [piece.term.measured() for piece in found]
         gram, errors = (reduce(torch.add, each) for each in zip(*every, strict=True))
         scale = factors(gram, errors).gather(1, choice[:, None])[:, 0]
+        scale = scale if weights is None else scale * weights
         sums: Parameters = {}
         for piece in found:
             term = piece.term if gram.shape[1] == 1 else piece.term.pick(choice)
             term = Table(term.table().nan_to_num(0.0, 0.0, 0.0)) if clean else term
             sums[piece.name] = piece.arranged(term.weighted(scale))
-        return torch.cat([sums[name] for name in _trainable(model)])
+        return torch.cat([sums[name] for name in trainable(model)])
 
 
 def norm_factors(clip: float, gram: Tensor, errors: Tensor) -> Tensor:
@@ -225,7 +240,7 @@ def _clipped_groups(
         sums = total.new_zeros(count, len(total))
         for part, found in _chunks(model, loss, some, labels[rows][:, None], chunk):
             with full_precision():
-                sums.index_add_(0, own[part], table(found, _trainable(model))[:, 0])
+                sums.index_add_(0, own[part], table(found, trainable(model))[:, 0])
         factors = clip_factors(norms(sums), clip)
         total += (sums.nan_to_num_(0.0, 0.0, 0.0) * factors.to(sums.dtype)[:, None]).sum(0)
     return total
@@ -236,7 +251,7 @@ def _chunks(
 ) -> Iterator[tuple[slice, list[Piece]]]:
     """The gradients of consecutive rows under the labels (b, k), as terms, with the rows they belong to."""
     refuse_batch_norm(model)
-    parameters, columns = _trainable(model), _columns(inputs)
+    parameters, columns = trainable(model), _columns(inputs)
     if len(labels) == 0 or not parameters:
         return
     plan = plan_for(model, loss, columns, parameters)
@@ -269,7 +284,7 @@ def _channels_last(images: Tensor) -> Tensor:
 
 def _zeros(model: nn.Module) -> Tensor:
     """Zeros (P,), in float32 or wider, where the parameters are."""
-    values = list(_trainable(model).values())
+    values = list(trainable(model).values())
     kinds = [value.dtype for value in values] or [torch.float32]
     widest = reduce(torch.promote_types, kinds, torch.float32)
     return torch.zeros(sum(value.numel() for value in values), dtype=widest, device=device_of(model))
@@ -280,7 +295,8 @@ def device_of(model: nn.Module) -> torch.device:
     return next((value.device for value in model.parameters()), torch.device("cpu"))
 
 
-def _trainable(model: nn.Module) -> Parameters:
+def trainable(model: nn.Module) -> Parameters:
+    """The trainable parameters by name, without their history."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 

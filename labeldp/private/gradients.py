@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from labeldp.models.per_example import (
     own_generator,
     refuse_batch_norm,
 )
+from labeldp.models.replay import ReplayedSum
 from labeldp.private.bounds import DiameterBound, NormBound
 from labeldp.private.mechanism import LabelArray
 from labeldp.private.randomness import SecureRandom
@@ -35,6 +37,7 @@ from labeldp.releases import NoisyGradient
 
 __all__ = ["DiameterBound", "GradientSum", "NormBound", "isolated", "poisson_batch"]
 
+_replays: WeakKeyDictionary[GradientSum, ReplayedSum] = WeakKeyDictionary()
 _BESIDE = ThreadPoolExecutor(max_workers=1, thread_name_prefix="labeldp-noise")
 
 
@@ -156,9 +159,19 @@ class GradientSum:
         candidates = None
         if self.bound.needs_candidates:
             candidates = self.num_classes or self._logits().shape[1]
+        found = None if self.chunk is not None else self._replayed(candidates)(batch, truth)
+        # As in `bounded_sum`: what is not finite is done again, with such entries removed.
+        if found is not None and bool(found.isfinite().all()):
+            return found
         return bounded_sum(
             self.model, self.loss, batch, truth, self.bound.factors, num_classes=candidates, chunk=self.chunk
         )
+
+    def _replayed(self, candidates: int | None) -> ReplayedSum:
+        """Kept beside this object, not in it: a copy or a pickle of the mechanism must not take a recording along."""
+        if self not in _replays:
+            _replays[self] = ReplayedSum(self.model, self.loss, self.bound.factors, candidates)
+        return _replays[self]
 
     def _logits(self) -> Tensor:
         """Of the first row, (1, K)."""
