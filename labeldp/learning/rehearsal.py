@@ -10,16 +10,17 @@ classes. Then each has several modes, as real classes do, and just as many rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
 
 from labeldp.learning.clusters import kmeans
-from labeldp.learning.heads import Head, ridge_head, softmax_head
+from labeldp.learning.heads import Head, ridge_head
 from labeldp.learning.moments import eigenbasis
 from labeldp.learning.plans import Basis, Plan, Spectrum, gram_of, prepare, spectrum
+from labeldp.learning.temperature import Scale, likeliest_scale, pooled_scale
 from labeldp.models.shared import checked_count
 from labeldp.releases import NoisyMoments
 
@@ -29,9 +30,6 @@ _POWERS = (0.5, 0.75)
 _PATIENCE = 3
 # Clusters of more directions are no better pseudo-classes, and take longer.
 _CLUSTERED_DIRECTIONS = 256
-# By how much another head must beat the first. Pseudo-classes overlap more than real ones do, which is kind to heads
-# that take noise badly; measured on Fashion-MNIST.
-_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -49,20 +47,18 @@ class Rehearsal:
     Args:
         plan: the winner.
         basis: its map from features to rows of length at most 1, ready for the moment (radius 1).
-        head: the best of the heads compared on it.
         tried: all plans with their scores, in the order they were tried.
-        heads: the score of each head on the winning plan.
+        scales: for each head, the factor that made its scores on held-out rows honest logits of the pseudo-labels.
     """
 
     plan: Plan
     basis: Basis
-    head: Head
     tried: tuple[Scored, ...]
-    heads: tuple[float, ...]
+    scales: tuple[Scale, ...]
 
-    def fit(self, noisy: NoisyMoments, rows: Tensor) -> nn.Linear:
+    def fit(self, noisy: NoisyMoments, rows: Tensor, head: Head = ridge_head) -> nn.Linear:
         """The head from the real moment of `rows`, the basis' features of all rows; a layer on the plain features."""
-        weight = self.head(noisy, rows, gram_of(rows), constant=self.basis.constant_column)
+        weight = head(noisy, rows, gram_of(rows), constant=self.basis.constant_column)
         return self.basis.linear(weight)
 
 
@@ -72,7 +68,7 @@ def rehearse(
     noise: float | Callable[[int], float],
     *,
     plans: Sequence[Plan] | None = None,
-    heads: Sequence[Head] = (ridge_head, softmax_head),
+    heads: Sequence[Head] = (ridge_head,),
     num_rows: int | None = None,
     rows: int = 20_000,
     clusterings: int = 6,
@@ -90,11 +86,12 @@ def rehearse(
             function that gives it for a number of directions.
         plans: candidates. None: ranks 8, 12, 16, 24, … at power ½, upwards while it pays, and the ranks about the best
             of them at power ¾.
-        heads: compared on the winning plan; the first plays on all plans, and another has to beat it by a point.
+        heads: the first plays on all plans; on the winning plan all of them do, for their scales. Which of them to use
+            is better told after the look (`drawn.compare_heads`): clusters overlap more than classes do.
         num_rows: how many rows the real moment will have; as many as `features` when None.
         rows: rows the rehearsal is run on. Noise is scaled down with them, so that each row counts as much as it will.
         clusterings: how many sets of pseudo-labels.
-        draws: noises per set and plan; one per set where heads are compared.
+        draws: noises per set and plan; one per set for the scales.
         most: the largest rank; 1,024 on a CPU and 4,096 on a GPU when None.
         seed: of everything random here; public.
         report: told of every plan tried.
@@ -120,10 +117,8 @@ def rehearse(
     _try_all(score, plans, _ranks(found, features))
     # The first of equals: candidates are in order of rank, and less noise is better than more.
     winner = max(tried, key=lambda scored: scored.score).plan
-    compared = heads if len(heads) > 1 else ()
-    scores = tuple(stage.score(winner, head, by_width, 1) for head in compared) or (max(s.score for s in tried),)
-    head = max(range(len(heads)), key=lambda number: scores[number] - (_MARGIN if number else 0.0))
-    return Rehearsal(winner, prepare(winner, found, features), heads[head], tuple(tried), scores)
+    scales = tuple(stage.scale(winner, head, by_width) for head in heads)
+    return Rehearsal(winner, prepare(winner, found, features), tuple(tried), scales)
 
 
 def _try_all(score: Callable[[Plan], float], plans: Sequence[Plan] | None, ranks: list[int]) -> None:
@@ -197,19 +192,35 @@ class _Stage:
 
     def score(self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int) -> float:
         """Share of held-out pseudo-labels that the head recovers."""
+        hits = [
+            (scores.argmax(dim=1) == labels).double().mean()
+            for scores, labels in self._played(plan, head, noise, draws)
+        ]
+        return float(torch.stack(hits).mean())
+
+    def scale(self, plan: Plan, head: Head, noise: Callable[[int], float]) -> Scale:
+        """The factor that makes the head's scores on held-out rows honest logits, over all sets of pseudo-labels."""
+        return pooled_scale(
+            likeliest_scale(scores, scores.gather(1, labels[:, None]).sum(dtype=torch.float64))
+            for scores, labels in self._played(plan, head, noise, 1)
+        )
+
+    def _played(
+        self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The head's scores (m, K) of held-out rows and their pseudo-labels (m,), for each set of these and noise."""
         rank = min(plan.rank, len(self.variances))
         turned = self.turned[:, :rank]
         basis = prepare(plan, Spectrum(torch.zeros_like(turned[0]), self.variances[:rank], _unit(turned)), turned)
         rows = basis(turned)
         trained, held = rows[: self.trained], rows[self.trained :]
-        axes, hits = eigenbasis(gram_of(trained)), []
+        axes = eigenbasis(gram_of(trained))
         for labels in self.pseudo:
             moment = class_sums(trained, labels[: self.trained], self.num_classes)
             for draw in range(draws):
                 noisy = rehearsed(moment, noise(basis.width) * self.share, self.trained, self.seed + draw)
                 weight = head(noisy, trained, axes, constant=basis.constant_column).to(held)
-                hits.append(((held @ weight.T).argmax(dim=1) == labels[self.trained :]).double().mean())
-        return float(torch.stack(hits).mean())
+                yield held @ weight.T, labels[self.trained :]
 
 
 def _unit(turned: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""Honest probabilities from a head, without a true label: its temperature from the noisy moment itself."""
+"""Honest probabilities from a head, without a true label: its temperature from the rehearsal and the noisy moment."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,9 +14,49 @@ from labeldp.learning.heads import Head
 from labeldp.learning.moments import Axes, as_tensor
 from labeldp.releases import NoisyMoments
 
-_LARGEST_SCALE = 1e4
-# Halvings of the interval: its length is then a rounding error.
-_HALVINGS = 50
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-3, 1e4
+# Halvings of the interval of its logarithm: what is left is a millionth.
+_HALVINGS = 24
+# How far the scale of clusters may be from that of real classes at the least, and where one clustering is all there is.
+_LEAST_SPREAD, _UNKNOWN_SPREAD = 0.2, 0.5
+# Scores whose softmax is looked at: the sum over all rows is needed to a per cent only.
+_CELLS = 1 << 16
+_GRID = 97
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A factor t for softmax(t·scores), and the standard deviation of its logarithm."""
+
+    value: float
+    spread: float
+
+
+def pooled_scale(values: Iterable[float]) -> Scale:
+    """Their geometric mean, and how far apart they are.
+
+    >>> pooled_scale([1.0, 1.0, 1.0])
+    Scale(value=1.0, spread=0.2)
+    """
+    logs = np.log(np.fromiter(values, dtype=np.float64))
+    spread = max(_LEAST_SPREAD, float(logs.std(ddof=1))) if len(logs) > 1 else _UNKNOWN_SPREAD
+    return Scale(math.exp(float(logs.mean())), spread)
+
+
+def likeliest_scale(scores: Tensor, gain: Tensor) -> float:
+    """The t in [10⁻³, 10⁴] that maximises t·gain − Σ_i lse(t·s_i), for scores s (n, K): the log-likelihood of labels
+    whose own scores add up to `gain`. Concave in t; the zero of its slope, by halving.
+
+    >>> round(likeliest_scale(torch.tensor([[1.0, 0.0]]), torch.tensor(0.75)), 3)
+    1.099
+    """
+    low, high = math.log(_SMALLEST_SCALE), math.log(_LARGEST_SCALE)
+    lowest, highest = (torch.full_like(gain, edge, dtype=torch.float64) for edge in (low, high))
+    for _ in range(_HALVINGS):
+        middle = (lowest + highest) / 2
+        rising = gain > _expected_gain(scores, middle.exp())
+        lowest, highest = torch.where(rising, middle, lowest), torch.where(rising, highest, middle)
+    return math.exp(float(lowest + highest) / 2)
 
 
 def honest_scale(
@@ -22,41 +64,56 @@ def honest_scale(
     noisy: NoisyMoments,
     rows: Tensor,
     axes: Axes,
+    rehearsed: Scale,
     *,
     constant: int | None = None,
-    draws: int = 2,
+    draws: int = 4,
     part: float = 0.5,
     seed: int = 0,
 ) -> float:
-    """The factor t ≥ 0 for which softmax(t·Wφ) is likeliest, given the labels that are only known through the moment.
+    """The factor t for which softmax(t·Wφ) are honest probabilities, from the rehearsal and the look together.
 
-    The log-likelihood of all labels, Σ_i log softmax(t·Wφ_i)_{y_i} = t⟨W, S⟩ − Σ_i lse(t·Wφ_i), needs no more of them
-    than S. With S̃ for S it would praise a W that fits the noise. So the noise, whose law is known, is split: for
-    η of the same law as the noise,
+    Honest means Σ_i Σ_k p_ik·s_ik = Σ_i s_{i,y_i} for the scores s = Wφ (t maximises the likelihood of the labels), and
+    the right side is ⟨W, S⟩: it needs no more of the labels than the moment. With S̃ for S it would praise a W that fits
+    the noise. So the noise, whose law is known, is split: for η of the same law as the noise,
 
         S₁ = S̃ + a·η   and   S₂ = S̃ − η/a
 
-    have uncorrelated errors (independent ones, if Gaussian). W is fitted to S₁ and judged by S₂, which is as if S₂
-    were another look (coupled bootstrap; Oliveira, Lei and Tibshirani 2021). S₁ is noisier than S̃ by √(1 + a²), so the
-    factor errs to the side of doubt. The likelihood is concave in t.
+    have uncorrelated errors (independent ones, if Gaussian). W is fitted to S₁ and judged by S₂, as if S₂ were another
+    look (coupled bootstrap; Oliveira, Lei and Tibshirani 2021). ⟨W, S₂⟩ has an error of known deviation, which is large
+    where ε is small; the rehearsal's t, with its spread, is the prior it is weighed against: the returned t is the
+    likeliest under both.
 
     Args:
         head: how W is found from a moment.
         noisy: the moment.
         rows: the features it was made of, (n, d).
         axes: the eigenbasis of their Gram matrix.
+        rehearsed: the scale of the rehearsal.
         constant: as in `ridge`.
-        draws: splits of the noise; their likelihoods are added up.
+        draws: splits of the noise.
         part: a.
-        seed: of η; public, for nothing is protected by it.
+        seed: of η and of the rows looked at; public, for nothing is protected by it.
     """
-    gains, scores = [], []
+    some = rows[_some(len(rows), max(256, _CELLS // noisy.num_classes), seed).to(rows.device)]
+    gains, sizes, scores = [], [], []
     for draw in range(draws if noisy.noise_std > 0 else 1):
         fitted, judge = split_noise(noisy, part, seed + draw)
         weight = head(fitted, rows, axes, constant=constant).to(rows)
         gains.append((weight * as_tensor(judge.value, weight)).sum(dtype=torch.float64))
-        scores.append(rows @ weight.T)
-    return likeliest_scale(torch.cat(scores), torch.stack(gains).sum())
+        sizes.append((weight - weight.mean(dim=0)).double().square().sum())
+        scores.append(some @ weight.T)
+    gain, error = torch.stack(gains).mean(), torch.stack(sizes).mean().sqrt()
+    error = error * noisy.noise_std * math.sqrt(1 + 1 / (part**2 * len(gains)))
+    steps = torch.linspace(-6, 6, _GRID, dtype=torch.float64, device=gain.device)
+    together, share = torch.cat(scores), len(rows) / (len(some) * len(scores))
+    found = torch.stack(
+        [_expected_gain(together, t) * share for t in rehearsed.value * (rehearsed.spread * steps).exp()]
+    )
+    # The rows looked at are some of all: an error of a per cent or so in itself.
+    doubt = error.square() + (0.01 * gain).square() + 1e-30
+    best = ((found - gain).square() / doubt + steps.square()).argmin()
+    return rehearsed.value * math.exp(rehearsed.spread * float(steps[best]))
 
 
 def split_noise(noisy: NoisyMoments, part: float, seed: int) -> tuple[NoisyMoments, NoisyMoments]:
@@ -64,27 +121,16 @@ def split_noise(noisy: NoisyMoments, part: float, seed: int) -> tuple[NoisyMomen
     drawn = torch.randn(noisy.value.shape, generator=Generator().manual_seed(seed), dtype=torch.float64).numpy()
     noise = (drawn - drawn.mean(axis=0)) * noisy.noise_std
     return (
-        replace(noisy, value=noisy.value + part * noise, noise_std=noisy.noise_std * float(np.hypot(1, part))),
-        replace(noisy, value=noisy.value - noise / part, noise_std=noisy.noise_std * float(np.hypot(1, 1 / part))),
+        replace(noisy, value=noisy.value + part * noise, noise_std=noisy.noise_std * math.hypot(1, part)),
+        replace(noisy, value=noisy.value - noise / part, noise_std=noisy.noise_std * math.hypot(1, 1 / part)),
     )
 
 
-def likeliest_scale(scores: Tensor, gain: Tensor) -> float:
-    """The t in [0, 10⁴] that maximises t·gain − Σ_i lse(t·s_i), for scores s (n, K): its slope's zero, by halving.
-
-    >>> likeliest_scale(torch.tensor([[1.0, 0.0]]), torch.tensor(0.0))
-    0.0
-    """
-    low, high = torch.zeros_like(gain), torch.full_like(gain, _LARGEST_SCALE)
-    for step in range(_HALVINGS):
-        # First by the size: the answer may be 3 or 3000.
-        middle = (low + high) / 2 if step > 20 else ((low + 1e-3) * (high + 1e-3)).sqrt()
-        middle = torch.minimum(torch.maximum(middle, low), high)
-        rising = _slope(scores, gain, middle) > 0
-        low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
-    return float(low)
+def _expected_gain(scores: Tensor, scale: Tensor) -> Tensor:
+    """Σ_i Σ_k p_ik·s_ik with p = softmax(t·s)."""
+    weights = torch.softmax(scores * scale.to(scores), dim=1)
+    return (weights * scores).sum(dtype=torch.float64)
 
 
-def _slope(scores: Tensor, gain: Tensor, scale: Tensor) -> Tensor:
-    weights = torch.softmax(scores * scale.to(scores.dtype), dim=1)
-    return gain - (weights * scores).sum(dtype=torch.float64)
+def _some(count: int, most: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=Generator().manual_seed(seed))[:most]

@@ -28,12 +28,13 @@ from torch import Tensor, nn
 
 from labeldp.accounting.events import Event
 from labeldp.data.moment_storage import load_moments, save_moments
+from labeldp.learning.drawn import compare_heads
 from labeldp.learning.features import Device, Extractor, FeatureMap
 from labeldp.learning.heads import Head, ridge_head, softmax_head
-from labeldp.learning.moments import eigenbasis
+from labeldp.learning.moments import Axes, eigenbasis
 from labeldp.learning.plans import Basis, Plan, gram_of
 from labeldp.learning.rehearsal import Rehearsal, Scored, rehearse
-from labeldp.learning.temperature import honest_scale
+from labeldp.learning.temperature import Scale, honest_scale
 from labeldp.private.counts import GaussianNoise, LaplaceNoise
 from labeldp.private.moments import Moments
 from labeldp.private.vault import LabelVault
@@ -83,21 +84,23 @@ class OneShot:
         layer: the head on plain features x, for its decisions: `layer(x).argmax(dim=1)`.
         rehearsal: what was chosen before the look, and why.
         noisy: the release.
-        weight: the head on the rehearsal's φ, (K, d).
-        scale: t of the probabilities softmax(t·Wφ).
+        head: how the weights were found from it.
+        weight: t·W, (K, d), for the rehearsal's φ: softmax(t·Wφ) are the probabilities.
+        scale: t.
         confidence: the mean largest probability over the rows asked: the share it expects to have right.
     """
 
     layer: nn.Linear
     rehearsal: Rehearsal
     noisy: NoisyMoments
+    head: Head
     weight: Tensor
     scale: float
     confidence: float
 
     def logits(self, features: Tensor) -> Tensor:
         """t·Wφ of plain features, (m, K), of which softmax are `probabilities`; chunk by chunk."""
-        turned = (self.scale * self.weight).T
+        turned = self.weight.T
         parts = features.to(self.weight.device).split(_ROWS_AT_ONCE)
         return torch.cat([self.rehearsal.basis(part) @ turned for part in parts])
 
@@ -146,7 +149,7 @@ def train(
     rows = found.basis(features)
     noisy = _look(rows, vault, noise, folder)
     tell("look", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
-    return _fitted(found, noisy, rows, tell)
+    return _fitted(found, heads, noisy, rows, tell)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,9 +233,10 @@ def _rehearsed(
 ) -> Rehearsal:
     kept = in_folder(folder, "plan.npz")
     # The plan follows from these and from settings of the rehearsal, none of which can hold a label.
-    note = {"features": list(features.shape), "classes": num_classes, "noise": repr(noise)}
+    names = [_name(head) for head in heads]
+    note = {"features": list(features.shape), "classes": num_classes, "noise": repr(noise), "heads": names}
     if kept is not None and kept.exists():
-        found = _load_plan(kept, note, heads, features.device)
+        found = _load_plan(kept, note, features.device)
         tell("rehearsal", f"kept from an earlier run: {found.plan}")
         return found
 
@@ -259,14 +263,32 @@ def _look(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) ->
     return noisy
 
 
-def _fitted(found: Rehearsal, noisy: NoisyMoments, rows: Tensor, tell: _Clock) -> OneShot:
+def _fitted(found: Rehearsal, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, tell: _Clock) -> OneShot:
     axes, constant = eigenbasis(gram_of(rows)), found.basis.constant_column
-    weight = found.head(noisy, rows, axes, constant=constant).to(rows)
-    scale = honest_scale(found.head, noisy, rows, axes, constant=constant)
-    likely = [torch.softmax(part @ (scale * weight).T, dim=1).amax(dim=1) for part in rows.split(_ROWS_AT_ONCE)]
+    settled = _head(heads[0], found.scales[0], noisy, rows, axes, constant)
+    if len(heads) > 1:
+        shares = compare_heads(heads, noisy.noise_std, rows, rows @ settled[1].T, constant=constant)
+        best = max(range(len(heads)), key=shares.__getitem__)
+        told = ", ".join(f"{_name(head)} {100 * share:.1f}%" for head, share in zip(heads, shares, strict=True))
+        tell("head", f"of labels drawn from the first head's probabilities: {told}")
+        settled = settled if best == 0 else _head(heads[best], found.scales[best], noisy, rows, axes, constant)
+    head, logits_weight, scale = settled
+    likely = [torch.softmax(part @ logits_weight.T, dim=1).amax(dim=1) for part in rows.split(_ROWS_AT_ONCE)]
     confidence = float(torch.cat(likely).mean())
-    tell("head", f"{getattr(found.head, '__name__', 'head')}, expects to be right on {100 * confidence:.1f}%")
-    return OneShot(found.basis.linear(weight), found, noisy, weight, scale, confidence)
+    tell("head", f"{_name(head)}, expects to be right on {100 * confidence:.1f}%")
+    return OneShot(found.basis.linear(logits_weight), found, noisy, head, logits_weight, scale, confidence)
+
+
+def _head(
+    head: Head, rehearsed: Scale, noisy: NoisyMoments, rows: Tensor, axes: Axes, constant: int | None
+) -> tuple[Head, Tensor, float]:
+    """The head, its weights for logits, and the factor that is in them."""
+    scale = honest_scale(head, noisy, rows, axes, rehearsed, constant=constant)
+    return head, scale * head(noisy, rows, axes, constant=constant).to(rows), scale
+
+
+def _name(head: Head) -> str:
+    return getattr(head, "__name__", "head")
 
 
 class _Clock:
@@ -307,8 +329,8 @@ def _event(noise: Noise) -> Event:
 
 def _save_plan(path: Path, found: Rehearsal, note: dict[str, Any]) -> None:
     tried = [[asdict(scored.plan), scored.score] for scored in found.tried]
-    name = getattr(found.head, "__name__", "")
-    described = {"plan": asdict(found.plan), "head": name, "tried": tried, "heads": found.heads, "note": note}
+    scales = [asdict(scale) for scale in found.scales]
+    described = {"plan": asdict(found.plan), "tried": tried, "scales": scales, "note": note}
     basis = found.basis
     draft = path.with_name(path.name + ".part.npz")
     np.savez(
@@ -318,15 +340,14 @@ def _save_plan(path: Path, found: Rehearsal, note: dict[str, Any]) -> None:
     os.replace(draft, path)
 
 
-def _load_plan(path: Path, note: dict[str, Any], heads: Sequence[Head], device: torch.device) -> Rehearsal:
+def _load_plan(path: Path, note: dict[str, Any], device: torch.device) -> Rehearsal:
     with np.load(path, allow_pickle=False) as arrays:
         fields = json.loads(str(arrays["description"]))
         mean, matrix = (torch.from_numpy(arrays[name]).to(device) for name in ("mean", "matrix"))
         constant, bound = map(float, arrays["sizes"])
-    names = [getattr(head, "__name__", "") for head in heads]
     odd = sorted(key for key in note if note[key] != fields["note"].get(key))
-    if odd or fields["head"] not in names:
-        raise ValueError(f"{path} is the plan of another run ({', '.join(odd) or 'heads'} differ); use a new folder")
+    if odd:
+        raise ValueError(f"{path} is the plan of another run ({', '.join(odd)} differ); use a new folder")
     tried = tuple(Scored(Plan(**plan), score) for plan, score in fields["tried"])
-    head = heads[names.index(fields["head"])]
-    return Rehearsal(Plan(**fields["plan"]), Basis(mean, matrix, constant, bound), head, tried, tuple(fields["heads"]))
+    scales = tuple(Scale(**scale) for scale in fields["scales"])
+    return Rehearsal(Plan(**fields["plan"]), Basis(mean, matrix, constant, bound), tried, scales)

@@ -146,17 +146,39 @@ def test_noise_is_scaled_to_the_rows_rehearsed():
     assert unscaled < whole - 0.15
 
 
-def test_a_better_head_is_taken_and_a_worse_one_is_not():
-    features = spread_out()
+def test_a_scale_for_every_head():
+    """Scores that are ten times as large need a tenth of the factor."""
+    features, _ = modes()
 
-    def backwards(noisy, rows, gram, *, constant=None):
-        return -ridge_head(noisy, rows, gram, constant=constant)
+    def louder(noisy, rows, gram, *, constant=None):
+        return 10 * ridge_head(noisy, rows, gram, constant=constant)
 
-    found = rehearse(features, 4, 1.0, plans=[Plan(8)], heads=[backwards, ridge_head])
-    assert found.head is ridge_head
-    found = rehearse(features, 4, 1.0, plans=[Plan(8)], heads=[ridge_head, backwards, ridge_head])
-    assert found.head is ridge_head
-    assert found.heads[0] == found.heads[2] > found.heads[1]
+    plain, loud = rehearse(features, 5, 5.0, plans=[Plan(16)], heads=[ridge_head, louder]).scales
+    assert plain.value == pytest.approx(10 * loud.value, rel=1e-3)
+    assert 0.2 <= plain.spread < 1
+
+
+def test_few_components_of_many_are_those_of_all():
+    """Subspace iteration finds the directions of an eigendecomposition where variances differ."""
+    features = spread_out(rows=2000, width=200)
+    whole, few = spectrum(features), spectrum(features, most=10)
+    torch.testing.assert_close(few.variances, whole.variances[:10], rtol=1e-3, atol=0)
+    overlap = (few.components.T @ whole.components[:, :10]).diagonal().abs()
+    assert float(overlap[:5].min()) > 0.999
+    torch.testing.assert_close(few.components.T @ few.components, torch.eye(10), rtol=0, atol=1e-5)
+
+
+def test_every_plan_is_reported():
+    heard = []
+    found = rehearse(spread_out(), 4, 20.0, plans=[Plan(4), Plan(8)], report=heard.append)
+    assert tuple(heard) == found.tried
+
+
+def test_noise_may_depend_on_the_directions():
+    """Noise that grows with the number of directions makes it smaller."""
+    features, _ = modes()
+    plain, growing = (rehearse(features, 5, noise).plan.rank for noise in (5.0, lambda width: 5.0 * width))
+    assert growing < plain
 
 
 @pytest.mark.parametrize("classes", [1, 2, 40])
