@@ -109,8 +109,11 @@ def test_dropout_masks_of_a_replay_follow_the_generator() -> None:
 
     def drawn(seed: int) -> Tensor:
         with own_generator(seed, images.device):
-            return on_gpu(model, replayed, images, labels)
+            found = replayed((images,), labels)
+        assert found is not None
+        return found
 
+    on_gpu(model, replayed, images, labels)
     first, again, other = drawn(1), drawn(1), drawn(2)
     assert torch.equal(first, again)
     assert not torch.allclose(first, other, atol=1e-3)
