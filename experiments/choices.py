@@ -165,7 +165,7 @@ def true_epsilon(recipe: str, epsilon: float) -> float:
     """The ε that a paper's noise has when one label is replaced.
 
     >>> round(true_epsilon("dp_sgd", 0.05), 3), true_epsilon("lp_mst", 0.05)
-    (0.107, 0.05)
+    (0.106, 0.05)
     """
     if recipe not in GRADIENTS:
         return epsilon
