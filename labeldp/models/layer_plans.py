@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
@@ -42,9 +43,12 @@ def plan_for(model: nn.Module, loss: Loss, columns: Columns, parameters: Paramet
     kept = _plans.get(model)
     if kept is None or kept[0] != key:
         first = tuple(column[:4] for column in columns)
-        with own_generator(0, first[0].device):
-            plan = _probed(model, first, parameters)
-        kept = (key, _checked(plan, model, loss, first, parameters))
+        # A warning that the caller has made an error (torch warns of its own first steps on a GPU) must not decide.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with own_generator(0, first[0].device):
+                plan = _probed(model, first, parameters)
+            kept = (key, _checked(plan, model, loss, first, parameters))
         _plans[model] = kept
     return kept[1]
 

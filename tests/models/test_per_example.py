@@ -1,5 +1,6 @@
 """Per-example gradients against a loop over single examples, for every layer of the zoo, by every way of computing."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -538,3 +539,14 @@ def test_parameter_vectors_go_back_and_forth():
     torch.testing.assert_close(parameter_vector(model), vector * 2)
     with pytest.raises(ValueError, match="8906 trainable"):
         load_parameter_vector(model, vector[1:])
+
+
+def test_a_warning_made_an_error_does_not_choose_the_slow_way() -> None:
+    class Warns(nn.ReLU):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            warnings.warn("about nothing", UserWarning, stacklevel=2)
+            return super().forward(input)
+
+    model = nn.Sequential(nn.Linear(3, 4), Warns(), nn.Linear(4, 2))
+    columns = (torch.randn(4, 3),)
+    assert not plan_for(model, cross_entropy, columns, {n: v.detach() for n, v in model.named_parameters()}).alone
