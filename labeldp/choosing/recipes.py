@@ -124,7 +124,8 @@ def _gradients(of_nets: float, of_heads: float) -> Worth:
     return worth
 
 
-_PARTS = (0.1, 0.25, 0.5, 0.75, 0.9)
+# Shares of ε for the first look, as `one_shot_prior` tries them.
+_PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # LP-2ST does about as well as LP-1ST would with this many times the labels (experiments/results, ε = 1 and 2).
 _PRIOR_GAIN = 1.3
 
@@ -137,7 +138,8 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("rounds", "labeldp.recipes.rounds.train", "takes several noisy moments, each on features learnt from the "
            "one before", _moment(1.0), "student", pure=False, needs_delta=True),
     Recipe("one_shot_prior", "labeldp.recipes.one_shot_prior.train", "spends a part on one noisy moment and asks every "
-           "row for an answer among the classes its head finds plausible", _moment_then_answers, "student", pure=False),
+           "row for an answer among the classes its head finds plausible", _moment_then_answers, "student", pure=False,
+           needs_delta=True),
     Recipe("cluster_votes", "labeldp.recipes.cluster_votes.train", "gives every cluster of public features its noisy "
            "majority class", _votes, "head", pure=True),
     Recipe("forward", "labeldp.recipes.forward.train", "asks every row for one randomized answer and fits the "

@@ -17,6 +17,10 @@ _FEATURES = {
     "text": "labeldp.learning.features.Raw()",
     "embeddings": "labeldp.learning.features.Raw()",
 }
+_SPLITS = {
+    "rounds": "half of μ² for each of two looks",
+    "one_shot_prior": "rehearsed on clusters of the public features",
+}
 
 
 def reason(ranking: tuple[Ranked, ...], case: Case, epsilon: float, cross: float | None, alike: tuple[str, ...]) -> str:
@@ -94,5 +98,5 @@ def _moment(recipe: Recipe, case: Case, epsilon: float, device: str) -> Settings
             start["noise multiplier"] = float(at_most(math.sqrt(2.0) / mu, 5))
         start["rank"] = f"rehearsed; about {directions(case.num_rows, case.num_classes, mu, case.width):.0f}"
     else:
-        start["split of epsilon"] = "by the recipe's own rule, from public numbers"
+        start["split of epsilon"] = _SPLITS[recipe.name]
     return start
