@@ -75,6 +75,7 @@ def rehearse(
     draws: int = 4,
     most: int | None = None,
     seed: int = 0,
+    stage: Stage | None = None,
     report: Callable[[Scored], None] | None = None,
 ) -> Rehearsal:
     """The plan that recovers pseudo-labels best when the moment has noise of deviation `noise` · radius.
@@ -94,6 +95,7 @@ def rehearse(
         draws: noises per set and plan; one per set for the scales.
         most: the largest rank; 1,024 on a CPU and 4,096 on a GPU when None.
         seed: of everything random here; public.
+        stage: rows and pseudo-labels from an earlier rehearsal of the same features, which saves most of the time.
         report: told of every plan tried.
 
     >>> x = torch.randn(400, 20, generator=Generator().manual_seed(0)) * torch.linspace(3, 0.1, 20)
@@ -104,8 +106,10 @@ def rehearse(
     by_width = noise if callable(noise) else lambda width: noise
     if not by_width(1) >= 0 or not heads:
         raise ValueError(f"noise={noise} must be a noise multiplier, at least 0, and heads={heads!r} not be empty")
-    found = spectrum(features, most=most or _most_components(features), seed=seed)
-    stage = _Stage(features, found, checked_count("num_classes", num_classes), num_rows, rows, clusterings, seed)
+    if stage is None:
+        stage = Stage(
+            features, num_classes, num_rows=num_rows, rows=rows, clusterings=clusterings, most=most, seed=seed
+        )
     tried: list[Scored] = []
 
     def score(plan: Plan) -> float:
@@ -114,11 +118,11 @@ def rehearse(
             report(tried[-1])
         return tried[-1].score
 
-    _try_all(score, plans, _ranks(found, features))
+    _try_all(score, plans, stage.ranks())
     # The first of equals: candidates are in order of rank, and less noise is better than more.
     winner = max(tried, key=lambda scored: scored.score).plan
     scales = tuple(stage.scale(winner, head, by_width) for head in heads)
-    return Rehearsal(winner, prepare(winner, found, features), tuple(tried), scales)
+    return Rehearsal(winner, prepare(winner, stage.found, features), tuple(tried), scales)
 
 
 def _try_all(score: Callable[[Plan], float], plans: Sequence[Plan] | None, ranks: list[int]) -> None:
@@ -141,60 +145,65 @@ def _try_all(score: Callable[[Plan], float], plans: Sequence[Plan] | None, ranks
             score(Plan(rank, power))
 
 
-def _ranks(found: Spectrum, features: Tensor) -> list[int]:
-    most = min(len(found.variances), max(1, len(features) // 4))
-    steps = [size << step for step in range(16) for size in (8, 12)]
-    return [*(rank for rank in steps if rank < most), most]
-
-
 def _most_components(features: Tensor) -> int:
     return 4096 if features.is_cuda else 1024
 
 
-class _Stage:
-    """Some rows in the basis of their components, several sets of pseudo-labels for them, and scores."""
+class Stage:
+    """Some rows in the basis of their components, several sets of pseudo-labels for them, and scores.
+
+    Arguments as for `rehearse`; `per_class` clusters are merged to make one pseudo-class.
+    """
 
     def __init__(
         self,
         features: Tensor,
-        found: Spectrum,
         num_classes: int,
-        num_rows: int | None,
-        rows: int,
-        clusterings: int,
-        seed: int,
+        *,
+        num_rows: int | None = None,
+        rows: int = 20_000,
+        clusterings: int = 6,
+        per_class: int = 10,
+        most: int | None = None,
+        seed: int = 0,
     ) -> None:
+        found = spectrum(features, most=most or _most_components(features), seed=seed)
         order = torch.randperm(len(features), generator=Generator().manual_seed(seed))[:rows]
         self.trained = max(1, round(len(order) * (1 - _HELD_OUT)))
         if self.trained == len(order):
             raise ValueError(f"features has {len(features)} rows; a rehearsal holds some out: give at least 3")
         # Once for all plans: they scale these columns.
         self.turned = (features[order.to(features.device)].float() - found.mean) @ found.components
-        self.variances = found.variances
-        self.num_classes = num_classes
+        self.features, self.found, self.variances = features, found, found.variances
+        self.num_classes = checked_count("num_classes", num_classes)
         self.share = self.trained / (num_rows or len(features))
-        self.seed = seed
+        self.per_class, self.seed = checked_count("per_class", per_class), seed
         count = checked_count("clusterings", clusterings)
         # Every other one is of half-whitened features, in which lesser directions count, too.
         self.pseudo = [self._pseudo_labels(0.5 * (number % 2), seed + number) for number in range(count)]
 
     def _pseudo_labels(self, power: float, seed: int) -> Tensor:
-        """Rows' classes (m,): ten clusters to a class, fewer where rows are few, merged at random."""
+        """Rows' classes (m,): several clusters to a class, fewer where rows are few, merged at random."""
         # Components with hardly any variance cost time and decide nothing.
         energy = self.variances.pow(1 - power).cumsum(0)
         rank = min(_CLUSTERED_DIRECTIONS, int((energy < 0.95 * energy[-1]).sum()) + 1)
         points = self.turned[:, :rank] * self.variances[:rank].clamp_min(1e-30).pow(-power / 2)
-        clusters = min(len(points), max(self.num_classes, min(10 * self.num_classes, len(points) // 10)))
+        clusters = min(len(points), max(self.num_classes, min(self.per_class * self.num_classes, len(points) // 10)))
         members = kmeans(points, clusters, iterations=20, tolerance=1e-3, seed=seed).members
         classes = torch.arange(clusters) % self.num_classes
         merged = classes[torch.randperm(clusters, generator=Generator().manual_seed(seed))]
         return merged.to(members.device)[members]
 
+    def ranks(self) -> list[int]:
+        """Numbers of directions to try, rising."""
+        most = min(len(self.variances), max(1, len(self.features) // 4))
+        steps = [size << step for step in range(16) for size in (8, 12)]
+        return [*(rank for rank in steps if rank < most), most]
+
     def score(self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int) -> float:
         """Share of held-out pseudo-labels that the head recovers."""
         hits = [
-            (scores.argmax(dim=1) == labels).double().mean()
-            for scores, labels in self._played(plan, head, noise, draws)
+            (scores.argmax(dim=1) == labels).double().mean() for scores, labels in self.play(plan, head, noise, draws)
         ]
         return float(torch.stack(hits).mean())
 
@@ -202,10 +211,10 @@ class _Stage:
         """The factor that makes the head's scores on held-out rows honest logits, over all sets of pseudo-labels."""
         return pooled_scale(
             likeliest_scale(scores, scores.gather(1, labels[:, None]).sum(dtype=torch.float64))
-            for scores, labels in self._played(plan, head, noise, 1)
+            for scores, labels in self.play(plan, head, noise, 1)
         )
 
-    def _played(
+    def play(
         self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The head's scores (m, K) of held-out rows and their pseudo-labels (m,), for each set of these and noise."""

@@ -143,8 +143,8 @@ def train(
     """
     tell = _Clock(report)
     noise = noise_for(epsilon, delta)
-    _check_features(features, vault)
-    check_affordable(vault, [(_event(noise), in_folder(folder, "moment.npz"))])
+    check_features(features, vault)
+    check_affordable(vault, [(event_of(noise), in_folder(folder, "moment.npz"))])
     found = _rehearsed(features, vault.num_classes, noise, rehearse, heads, folder, tell)
     rows = found.basis(features)
     noisy = _look(rows, vault, noise, folder)
@@ -191,7 +191,7 @@ def train_on_inputs(
     The other arguments are those of `train`.
     """
     tell = _Clock(report)
-    check_affordable(vault, [(_event(noise_for(epsilon, delta)), in_folder(folder, "moment.npz"))])
+    check_affordable(vault, [(event_of(noise_for(epsilon, delta)), in_folder(folder, "moment.npz"))])
     _check_count(len(inputs[0] if isinstance(inputs, tuple) else inputs), "inputs", vault)
     found = extractor.fit(inputs, device)
     features = found.features(inputs)
@@ -305,7 +305,8 @@ class _Clock:
 # -- checks before anything is spent --------------------------------------------------------------------------------
 
 
-def _check_features(features: Tensor, vault: LabelVault) -> None:
+def check_features(features: Tensor, vault: LabelVault) -> None:
+    """Raise ValueError unless there is one row of finite floats per label."""
     if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point():
         kind = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"features is {kind}; give a tensor of floats, (n, p)")
@@ -319,7 +320,7 @@ def _check_count(count: int, name: str, vault: LabelVault) -> None:
         raise ValueError(f"{name} has {count} rows and the vault {len(vault)}; give one per label")
 
 
-def _event(noise: Noise) -> Event:
+def event_of(noise: Noise) -> Event:
     """What the look will cost, whatever the features."""
     return Moments(np.zeros((1, 1)), 1, noise, 1.0).event()
 

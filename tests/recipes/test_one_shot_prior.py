@@ -1,0 +1,217 @@
+"""A head as prior of the answers: two looks that cost (ε, δ) together, a split without labels, training on both."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
+from labeldp.accounting.accountant import epsilon as epsilon_of
+from labeldp.accounting.certificate import verify
+from labeldp.accounting.events import GridGaussian, Look, PureDP
+from labeldp.learning.fit import accuracy, fit, sgd
+from labeldp.learning.plans import Plan
+from labeldp.learning.rehearsal import rehearse
+from labeldp.learning.schedules import linear
+from labeldp.recipes import forward, lp_mst, one_shot, one_shot_prior
+from labeldp.recipes.one_shot_prior import Split, rehearse_split, split_budget, train
+from tests.recipes.test_one_shot import modes
+
+K, N, WIDTH, DELTA = 5, 6000, 48, 1e-5
+TRAIN = functools.partial(fit, epochs=6, batch_size=64, optimizer=sgd(0.05), schedule=linear())
+quick = functools.partial(rehearse, plans=[Plan(8), Plan(32)], clusterings=2, draws=1)
+HALF = Split(*split_budget(1.0, DELTA, 0.5), expected=0.0)
+
+
+@functools.cache
+def problem():
+    features, labels = modes(N + 4000, spread=0.5)
+    return features[:N], labels[:N], features[N:], labels[N:]
+
+
+def vault(budget=None, seed=None):
+    return LabelVault(problem()[1], K, budget, rng=None if seed is None else SecureRandom(seed))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, K))
+
+
+def run(box, epsilon=1.0, fit=TRAIN, split=HALF, **more):
+    x = problem()[0]
+    return train(network(), x, x, box, epsilon=epsilon, delta=DELTA, fit=fit, split=split, rehearse=quick, **more)
+
+
+def weights(model):
+    return torch.cat([value.flatten() for value in model.state_dict().values()])
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.5), (1.0, 0.3), (2.0, 0.1)])
+def test_the_ledger_composes_both_looks_to_epsilon(epsilon, share):
+    box = vault(Budget(epsilon, DELTA))
+    first, second = split_budget(epsilon, DELTA, share)
+    found = run(box, epsilon, split=Split(first, second, 0.0))
+    std = one_shot.noise_for(first, DELTA).std
+    (group,) = box.ledger.groups()
+    events = {look.event: look.times for look in group.looks}
+    assert events == {GridGaussian(std, math.sqrt(2)): 1, PureDP(second): 1}
+    claim = box.certificate(DELTA)
+    assert verify(claim) == ()
+    assert claim.epsilon <= epsilon * (1 + 1e-9)
+    assert claim.epsilon == pytest.approx(epsilon_of([Look(event) for event in events], DELTA), rel=1e-6)
+    assert claim.epsilon > 0.998 * epsilon
+    # Better than adding up, which any composition may.
+    assert first > epsilon - second
+    assert found.answers is not None
+
+
+@given(st.floats(0.05, 6), st.floats(0.05, 0.95))
+@settings(max_examples=25)
+def test_any_split_fits_into_the_budget(epsilon, share):
+    first, second = split_budget(epsilon, DELTA, share)
+    looks = (Look(one_shot.event_of(one_shot.noise_for(first, DELTA))), Look(PureDP(second)))
+    assert second == (1 - share) * epsilon
+    assert epsilon_of(looks, DELTA) <= epsilon * (1 + 1e-9)
+
+
+def test_all_on_the_head_asks_nothing_else():
+    box = vault(Budget(0.5, DELTA))
+    found = run(box, 0.5, split=Split(*split_budget(0.5, DELTA, 1.0), expected=0.0))
+    assert found.answers is None
+    assert [look.times for look in box.ledger.groups()[0].looks] == [1]
+    assert accuracy(found.model, *problem()[2:]) > 0.6
+
+
+def test_a_split_that_costs_more_is_refused_unpaid():
+    box = vault()
+    with pytest.raises(ValueError, match="more than epsilon=1"):
+        run(box, 1.0, split=Split(0.5, 0.6, 0.0))
+    for share in (0.0, 1.5, math.nan):
+        with pytest.raises(ValueError, match="share="):
+            split_budget(1.0, DELTA, share)
+    with pytest.raises(ValueError, match="delta=0"):
+        split_budget(1.0, 0.0, 0.5)
+    with pytest.raises(ValueError, match="fit has 3"):
+        run(box, fit=[TRAIN] * 3)
+    with pytest.raises(ValueError, match="rows"):
+        train(network(), problem()[0], problem()[0][:7], box, epsilon=1.0, delta=DELTA, fit=TRAIN)
+    assert box.certificate(DELTA).epsilon == 0.0
+
+
+def test_both_looks_or_none():
+    box = vault(Budget(0.9, DELTA))
+    with pytest.raises(BudgetExceededError):
+        run(box)
+    assert box.certificate(DELTA).epsilon == 0.0
+
+
+# -- the split ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_split_is_rehearsed_without_labels():
+    """Small ε goes to the head, large ε to the answers."""
+    x = problem()[0]
+    small, large = (rehearse_split(x, K, epsilon, DELTA, shares=(0.1, 0.5, 1.0)) for epsilon in (0.1, 5.0))
+    assert small.second == 0.0
+    assert large.second == pytest.approx(4.5)
+    assert 0 < small.expected < large.expected <= 1
+
+
+def test_the_expected_share_is_that_of_real_answers():
+    """Answers to pseudo-labels under the prior are right as often as the rehearsal says: real labels of that kind."""
+    x, labels, _, _ = problem()
+    split = rehearse_split(x, K, 2.0, DELTA, shares=(0.2,))
+    found = run(vault(seed=1), 2.0, split=split)
+    assert (found.answers.answers == labels.numpy()).mean() == pytest.approx(split.expected, abs=0.12)
+
+
+def test_it_is_split_when_nothing_is_said(monkeypatch):
+    def some(features, classes, epsilon, delta):
+        return Split(*split_budget(epsilon, delta, 0.3), expected=0.5)
+
+    monkeypatch.setattr(one_shot_prior, "rehearse_split", some)
+    assert run(vault(), 2.0, split=None).split.second == pytest.approx(1.4)
+
+
+# -- answers and prior together ----------------------------------------------------------------------------------------
+
+
+def test_answers_come_from_the_classes_the_head_finds_likely():
+    x, labels, _, _ = problem()
+    found = run(vault(seed=2))
+    law = found.answers.law
+    assert law.epsilon == HALF.second
+    assert (law.set_sizes() < K).any()
+    inside = law.members()[np.arange(N), found.answers.answers]
+    assert inside.all()
+    assert (found.answers.answers == labels.numpy()).mean() > (found.shot.predict(x) == labels).double().mean() - 0.03
+
+
+def test_better_than_answers_alone():
+    x, _, fresh, truth = problem()
+    plain = forward.train(network(), x, vault(seed=3), epsilon=1.0, fit=TRAIN)
+    assert accuracy(run(vault(seed=3)).model, fresh, truth) > accuracy(plain, fresh, truth) + 0.05
+
+
+def test_the_learners_take_turns():
+    seen = []
+
+    def spy(known):
+        seen.append(known)
+        return lp_mst.likelihood(known)
+
+    found = run(vault(seed=2), learn=[spy, spy])
+    head, own = seen
+    torch.testing.assert_close(head.scores, found.shot.logits(problem()[0]))
+    assert not torch.equal(own.scores, head.scores)
+    assert torch.equal(own.answers, torch.from_numpy(found.answers.hard()))
+
+
+# -- killed runs -------------------------------------------------------------------------------------------------------
+
+
+class StopHereError(Exception):
+    pass
+
+
+def test_a_killed_run_resumes_without_asking_again(tmp_path, monkeypatch):
+    whole = weights(run(vault(seed=3)).model)
+    box = vault(Budget(1.0, DELTA), seed=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(one_shot_prior, "ask", lambda *_, **__: (_ for _ in ()).throw(StopHereError))
+        with pytest.raises(StopHereError):
+            run(box, folder=tmp_path)
+    between = box.certificate(DELTA).epsilon
+    assert 0 < between < 0.6
+
+    def stop(progress):
+        if progress.epoch == 3:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        run(box, fit=functools.partial(TRAIN, report=stop), folder=tmp_path)
+    paid = box.certificate(DELTA).epsilon
+    assert torch.equal(weights(run(box, folder=tmp_path).model), whole)
+    assert box.certificate(DELTA).epsilon == paid <= 1.0
+    later = vault(Budget(1.0, DELTA))
+    assert torch.equal(weights(run(later, folder=tmp_path).model), whole)
+    assert later.certificate(DELTA).epsilon == pytest.approx(paid, rel=1e-9)
+    with pytest.raises(BudgetExceededError):
+        run(vault(Budget(0.9, DELTA)), folder=tmp_path)
+
+
+def test_noise_is_not_that_of_learning():
+    """Learning randomness is not privacy randomness: two vaults, one learning seed, other answers."""
+    first, second = (run(vault(), fit=TRAIN) for _ in range(2))
+    assert not np.array_equal(first.answers.answers, second.answers.answers)
