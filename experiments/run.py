@@ -94,7 +94,7 @@ def record_of(run: Run, value: float, seconds: float, claim: Certificate, device
         "dataset": run.dataset, "method": run.method,
         "epsilon": records.plain(claim.epsilon if claimed else run.epsilon), "delta": claim.delta,
         "accounting": records.ACCOUNTING, "seed": run.seed, "metric": run.metric, "value": round(value, 3),
-        "seconds": round(seconds, 2), "device": device, "commit": _commit(), "settings": run.settings,
+        "seconds": round(seconds, 2), "device": device, "commit": commit(), "settings": run.settings,
         "certificate": claim.to_json(), "group": run.group, "torch": torch.__version__, **listed,
     }  # fmt: skip
 
@@ -123,7 +123,7 @@ def _device_name(device: str) -> str:
 
 
 @functools.cache
-def _commit() -> str:
+def commit() -> str:
     """The checkout's commit, "+changes" where files differ from it; LABELDP_COMMIT where there is no history."""
     if "LABELDP_COMMIT" in os.environ:
         return os.environ["LABELDP_COMMIT"]

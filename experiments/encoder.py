@@ -1,0 +1,120 @@
+"""Train an encoder on a data set's public images, measure it, and keep it with its settings, log and hash.
+
+    python -m experiments.encoder cifar10 --method simclr --epochs 400 --out experiments/artifacts/simclr_cifar10
+
+Writes OUT.safetensors (half precision) and OUT.json: settings, seconds and loss of every epoch, SHA-256 of the file,
+and the linear probe, an accuracy of ridge regression on the open training labels. The probe is *not private*: it says
+how good the features are, and chooses nothing. Killed, or out of time (`--minutes`), the same command goes on from
+OUT.checkpoint. Data sets are found through LABELDP_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.run import checked_device, commit
+from labeldp.data import benchmarks
+from labeldp.learning.encoders import Encoder, load_encoder, save_encoder
+from labeldp.learning.features import extract
+from labeldp.learning.fit import Progress, sgd
+from labeldp.learning.loop import PausedError
+from labeldp.learning.plans import gram_of
+from labeldp.learning.selfsupervised import byol, simclr
+from labeldp.models.zoo import resnet18_v2
+
+METHODS = {"simclr": simclr, "byol": byol}
+# The ridge of the probe, as a share of the features' mean squared length: far from where it would matter.
+_RIDGE = 1e-3
+
+
+def network(channels: int) -> nn.Module:
+    """Images to features: the body of a ResNet-18."""
+    return resnet18_v2(10, channels=channels).get_submodule("body")
+
+
+def train(images: Tensor, settings: dict[str, Any], out: Path, minutes: float | None) -> tuple[Encoder, list[Any]]:
+    """The encoder, and one entry per epoch since the beginning; the log of a paused training is kept beside it."""
+    torch.manual_seed(settings["seed"])
+    body = network(images.shape[1]).to(images.device)
+    kept = out.with_suffix(".log.json")
+    log: list[Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
+
+    def report(progress: Progress) -> None:
+        del log[progress.epoch - 1 :]  # epochs after the last checkpoint are trained again
+        log.append({"epoch": progress.epoch, "loss": round(progress.loss, 4), "seconds": round(progress.seconds, 3)})
+        kept.write_text(json.dumps(log), encoding="utf-8")
+        if progress.epoch % 10 == 0:
+            print(f"epoch {progress.epoch} of {settings['epochs']}: loss {progress.loss:.4f}, "
+                  f"{progress.seconds:.2f} s", flush=True)  # fmt: skip
+
+    encoder = METHODS[settings["method"]](
+        body, images, epochs=settings["epochs"], seed=settings["seed"], compiled=settings["compiled"],
+        batch_size=settings["batch_size"], optimizer=sgd(settings["rate"], weight_decay=settings["weight_decay"]),
+        checkpoint=out.with_suffix(".checkpoint"), seconds=None if minutes is None else 60 * minutes, report=report,
+    )  # fmt: skip
+    return encoder, log
+
+
+def probe(encoder: Encoder, train_set: benchmarks.Benchmark, device: str) -> float:
+    """Test accuracy in percent of ridge regression to one-hot labels, with the open labels of a public data set."""
+    train, test = (torch.as_tensor(images).to(device) for images in (train_set.train, train_set.test))
+    rows, held = (torch.nn.functional.pad(part, (0, 1), value=1.0) for part in extract(encoder, train, test))
+    labels = torch.from_numpy(train_set.vault.reveal("how good public features are, for the record")).long().to(device)
+    gram = gram_of(rows)
+    gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
+    moment = (torch.nn.functional.one_hot(labels).to(rows.dtype).T @ rows).double()
+    weights = torch.linalg.solve(gram, moment.T).to(rows.dtype)
+    right = (held @ weights).argmax(1).cpu() == torch.as_tensor(train_set.test_labels)
+    return 100 * right.double().mean().item()
+
+
+def main() -> None:
+    """One encoder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset")
+    parser.add_argument("--method", choices=METHODS, default="simclr")
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--rate", type=float, default=0.6, help="peak rate of SGD")
+    parser.add_argument("--weight-decay", type=float, default=5e-4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true", help="run the network through torch.compile")
+    parser.add_argument("--minutes", type=float, help="stop after this long; the same command goes on")
+    parser.add_argument("--device", help="default: cuda where there is one")
+    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    chosen = parser.parse_args()
+    device = checked_device(chosen.device)
+    names = ("dataset", "method", "epochs", "batch_size", "rate", "weight_decay", "seed", "compiled")
+    settings = {name: getattr(chosen, name) for name in names}
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    found = benchmarks.load(chosen.dataset)
+    images, begun = torch.from_numpy(found.train).to(device), time.perf_counter()
+    try:
+        encoder, log = train(images, settings, chosen.out, chosen.minutes)
+    except PausedError as pause:
+        print(pause)
+        return
+    path = chosen.out.with_suffix(".safetensors")
+    save_encoder(path, encoder, notes={"settings": json.dumps(settings)})
+    # Of what was kept, not of what was trained: half precision is part of the result.
+    accuracy = probe(load_encoder(path, network(images.shape[1])), found, device)
+    record = {
+        "settings": settings, "linear_probe": round(accuracy, 2), "seconds": round(time.perf_counter() - begun, 1),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size, "commit": commit(),
+        "device": torch.cuda.get_device_name(device) if images.is_cuda else "CPU", "torch": torch.__version__,
+        "log": log,
+    }  # fmt: skip
+    chosen.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"linear probe {accuracy:.2f}%, {path.stat().st_size / 1e6:.1f} MB: {path}")
+
+
+if __name__ == "__main__":
+    main()
