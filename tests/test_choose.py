@@ -323,13 +323,24 @@ def test_choices_follow_results(results):
     assert 80 < ranked["one_shot"].accuracy < 94
 
 
-def test_a_guess_is_not_put_before_a_result(results):
-    results({"dp_sgd": {0.1: 40.0, 1.0: 50.0}})
+def test_a_guess_must_be_clearly_ahead_of_a_result(results):
+    curve = {0.1: 20.0, 1.0: 60.0, 2.0: 85.0}
+    results({"forward": curve})
+    # One sum is worth as much here as answers at ε = 2.
+    assert chosen(1.0).ranking[0].evidence == "formula"
+    highest = chosen(1.0).ranking[0].accuracy
+    assert highest > 65
+    # A result a point below the best guess takes the first place.
+    results({"forward": curve, "dp_sgd": {1.0: highest - 1.0}})
     best, second = chosen(1.0).ranking[:2]
     assert (best.recipe, best.evidence) == ("dp_sgd", "measured")
     assert second.regret >= 0.5
-    # Below what was measured it is all guesses.
-    assert chosen(0.01).recipe != "dp_sgd"
+
+
+def test_data_sets_without_results_have_no_say_where_another_has_some(results):
+    results({"lp_mst": {4.0: 90.0}, "forward": {4.0: 80.0}}, {"lp_mst": {1.0: 90.0}, "forward": {1.0: 94.0}})
+    assert chosen(1.0).recipe == "forward"
+    assert chosen(4.0).recipe == "lp_mst"
 
 
 def test_the_loss_on_the_worst_data_set_decides(results):

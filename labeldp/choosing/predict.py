@@ -14,11 +14,18 @@ from labeldp.choosing.recipes import BY_NAME, RECIPES, Case, Recipe
 _CAUTION = {"measured": 0.0, "between results": 0.0, "beyond results": 0.1, "paper": 0.1, "formula": 0.3}
 # Log odds between what a network and a linear head learn from as many labels, on pictures. A student is in between.
 _GAP = {"head": 0.4, "student": 0.2, "net": 0.0}
-# Whose curve stands in for a recipe without results: the first that the data set has. Papers' answers per row on
-# embeddings were learnt without care for the noise, and say little about others.
-_STANDARDS = {True: ("forward", "one_shot", "lp_mst", "labeldp_pro"), False: ("one_shot", "labeldp_pro", "lp_mst")}
+# Whose curve stands in for a recipe without results: the first of its kin that the data set has, else the first of all.
+_KIN = (
+    ("one_shot", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes"),
+    ("forward", "lp_mst", "ssl_prior", "alibi"),
+    ("labeldp_pro", "dp_sgd"),
+)
+_STANDARDS = {"images": ("forward", "one_shot", "lp_mst", "labeldp_pro")}
+_USUAL_STANDARDS = ("one_shot", "labeldp_pro", "lp_mst")
 # An epoch of the small Inception network takes 1.3 s on an H200 and some 1,900 s on two (shared) CPU cores.
 _CPU_SLOWER = 1000.0
+# Points by which a guess must be ahead of all results of ours to be put before them.
+_CLEARLY = 2.0
 NEEDS_DELTA = "needs delta > 0"
 
 
@@ -49,9 +56,9 @@ def rank(case: Case, epsilon: float, device: str, hours: float) -> tuple[tuple[R
     """All recipes, best first, and the names of the data sets they were compared on.
 
     The order is by the largest loss to the best recipe over the data sets most like this one: a choice that is never
-    far off, rather than one that is best on average. A guess, or a paper's figure, is never put before a result of
-    ours. Without such data sets the order is by clean labels. A simpler recipe that is as good to a third of a point
-    comes first.
+    far off, rather than one that is best on average. A guess, or a paper's figure, has to be clearly ahead to be put
+    before a result of ours. Without such data sets the order is by clean labels. A simpler recipe that is as good to
+    a third of a point comes first.
     """
     found = references(case, device)
     if not found:
@@ -78,9 +85,11 @@ class _Expected:
 def _compared(case: Case, epsilon: float, device: str, hours: float, found: Sequence[Reference]) -> list[Ranked]:
     blocked = [_obstacle(recipe, case, device, hours, found) for recipe in RECIPES]
     usable = [not obstacle for obstacle, _ in blocked]
+    # Data sets without a result of ours near this ε have a say only where none has one.
     columns = [
         _results_first([_expected(recipe, case, epsilon, one) for recipe in RECIPES], usable) for one in found
     ]  # fmt: skip
+    columns = [column for column in columns if any(one.backed for one in column)] or columns
     best = [_top(column, usable) for column in columns]
     ranked = []
     for recipe, row, (obstacle, seconds) in zip(RECIPES, zip(*columns, strict=True), blocked, strict=True):
@@ -92,13 +101,15 @@ def _compared(case: Case, epsilon: float, device: str, hours: float, found: Sequ
 
 
 def _results_first(column: list[_Expected], usable: list[bool]) -> list[_Expected]:
-    """Where some recipes have results of ours, those without stay half a point behind the best of them."""
+    """Where some recipes have results of ours, a guess that is hardly better than them stays half a point behind."""
     results = [one.value for one, free in zip(column, usable, strict=True) if free and one.backed]
     if not results:
         return column
-    limit = max(results) - 0.5
+    best = max(results)
     return [
-        one if one.backed or not free else _Expected(min(one.value, limit), one.evidence)
+        _Expected(best - 0.5, one.evidence)
+        if free and not one.backed and best - 0.5 < one.value < best + _CLEARLY
+        else one
         for one, free in zip(column, usable, strict=True)
     ]
 
@@ -183,10 +194,11 @@ def _evidence(curve: tuple[Point, ...], recipe: Recipe, where: float) -> str:
 
 def _guess(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> float:
     """What another recipe learnt from labels of the same worth, and how their learners differ."""
-    pictures = case.modality == "images"
-    standard = next((BY_NAME[name] for name in _STANDARDS[pictures] if reference.curve(BY_NAME[name])), None)
+    kin = next(names for names in _KIN if recipe.name in names)
+    names = (*kin, *_STANDARDS.get(case.modality, _USUAL_STANDARDS))
+    standard = next((BY_NAME[name] for name in names if reference.curve(BY_NAME[name])), None)
     curve = reference.curve(standard) if standard else reference.points
     value, _ = along(curve, labels_per_class(recipe, case, epsilon))
-    if not pictures or standard is None:
+    if case.modality != "images" or standard is None:
         return value
     return value - _GAP[recipe.learner] + _GAP[standard.learner]
