@@ -15,13 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments import public_features
 from experiments.settings import Run
 from labeldp.learning import augment, schedules
 from labeldp.learning.descent import rmsprop
 from labeldp.learning.fit import Progress, Report, accuracy, adam, fit, sgd
+from labeldp.learning.rehearsal import rehearse
 from labeldp.models import zoo
 from labeldp.private.vault import LabelVault
-from labeldp.recipes import alibi, debiased, forward, labeldp_pro, lp_mst, rr
+from labeldp.recipes import (
+    alibi,
+    debiased,
+    forward,
+    labeldp_pro,
+    lp_mst,
+    one_shot,
+    one_shot_prior,
+    rounds,
+    rr,
+    ssl_prior,
+    students,
+)
 
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "small_inception": zoo.small_inception,
@@ -30,6 +44,8 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "resnet18_v2": zoo.resnet18_v2,
     "wide_resnet": lambda num_classes, channels: zoo.wide_resnet(num_classes, channels=channels),
     "vgg16": zoo.vgg16,
+    # A linear head on features; the recipe makes it.
+    "head": lambda _num_classes, _channels: nn.Identity(),
 }
 AUGMENTS = {
     "crop": augment.random_crop(4),
@@ -122,6 +138,78 @@ def gradients(job: Training) -> nn.Module:
     )  # fmt: skip
 
 
+def look(job: Training) -> nn.Module:
+    """One look: features, moment, head."""
+    public = _public(job)
+    return public.on_images(_shot(job, public, job.epsilon, public.features).layer)
+
+
+def look_and_student(job: Training) -> nn.Module:
+    """One look, then a network on the head's probabilities."""
+    public = _public(job)
+    shot = _shot(job, public, job.epsilon, public.features)
+    return _teach(job)(job.model, job.inputs, shot.probabilities(public.features), folder=None)
+
+
+def several_looks(job: Training) -> nn.Module:
+    """As many looks as there are shares, each with a student."""
+    public = _public(job)
+
+    def once(features: Tensor, vault: LabelVault, /, *, epsilon: float, delta: float, folder: Any) -> Any:
+        return _shot(job, public, epsilon, features)
+
+    return rounds.train(
+        job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"],
+        shares=job.settings["shares"], look=once, teach=_teach(job),
+    ).model  # fmt: skip
+
+
+def look_and_answers(job: Training) -> nn.Module:
+    """One look, then answers under its head as prior; the split rehearsed, or by `share`."""
+    settings, public = job.settings, _public(job)
+    delta, split = settings["delta"], None
+    if "share" in settings:
+        first, second = one_shot_prior.split_budget(job.epsilon, delta, settings["share"])
+        split = one_shot_prior.Split(first, second, math.nan)
+    names = settings.get("learn", ["posterior_of_model", "likelihood"])
+    learns = [_named("learn", name, LEARNS) for name in ([names] if isinstance(names, str) else names)]
+    stage = public.stage(job.vault.num_classes)
+    return one_shot_prior.train(
+        job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=delta, fit=_fits(job)[0],
+        learn=learns, split=split, rehearse=functools.partial(rehearse, stage=stage),
+    ).model  # fmt: skip
+
+
+def cluster_prior(job: Training) -> nn.Module:
+    """Noisy class counts of clusters of the features, then answers under them."""
+    settings, many = job.settings, job.settings["clusters"]
+    part = None
+    if settings.get("part") == "fitted":
+        part = ssl_prior.fitted_part(job.epsilon, len(job.vault), many, job.vault.num_classes)
+    return ssl_prior.train(
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0], prior_epsilon=part,
+        clusters=_public(job).clusters(many), learn=_named("learn", settings.get("learn", "hard_answers"), LEARNS),
+    )  # fmt: skip
+
+
+def _public(job: Training) -> public_features.Public:
+    return public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
+
+
+def _shot(job: Training, public: public_features.Public, epsilon: float, features: Tensor) -> one_shot.OneShot:
+    stage = public.stage(job.vault.num_classes) if features is public.features else None
+    rehearsal = functools.partial(rehearse, stage=stage, seed=job.seed)
+    return one_shot.train(features, job.vault, epsilon=epsilon, delta=job.settings["delta"], rehearse=rehearsal)
+
+
+def _teach(job: Training) -> Any:
+    settings = job.settings
+    return functools.partial(
+        students.train, fit=_fits(job)[0], weigh=students.by_confidence(settings.get("confidence", 1.0)),
+        generations=settings.get("generations", 1), relabel=students.mixed(settings.get("mixed", 0.5)),
+    )  # fmt: skip
+
+
 def _bound(settings: Mapping[str, Any]) -> labeldp_pro.NormBound | labeldp_pro.DiameterBound:
     if "diameter" in settings:
         return labeldp_pro.DiameterBound(settings["clip"], settings["diameter"])
@@ -152,6 +240,8 @@ _FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_deca
 _FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled"})
 _LOOKS_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
 _LOOKS_MAY_HAVE = frozenset({"diameter", "projection", "momentum", "average", "noise_multiplier"})
+_HEAD_NEEDS = frozenset({"delta", "features"})
+_STUDENT_MAY_HAVE = frozenset({"confidence", "generations", "mixed"})
 
 FAMILIES: dict[str, Family] = {
     "rr": Family(one_look(rr.train), _FIT_NEEDS, _FIT_MAY_HAVE),
@@ -162,6 +252,15 @@ FAMILIES: dict[str, Family] = {
         stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}
     ),
     "labeldp_pro": Family(gradients, _LOOKS_NEED, _LOOKS_MAY_HAVE),
+    "one_shot": Family(look, _HEAD_NEEDS, frozenset()),
+    "one_shot_student": Family(look_and_student, _HEAD_NEEDS | _FIT_NEEDS, _FIT_MAY_HAVE | _STUDENT_MAY_HAVE),
+    "one_shot_prior": Family(look_and_answers, _HEAD_NEEDS | _FIT_NEEDS, _FIT_MAY_HAVE | {"learn", "share"}),
+    "rounds": Family(
+        several_looks, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | _STUDENT_MAY_HAVE
+    ),
+    "ssl_prior": Family(
+        cluster_prior, _FIT_NEEDS | {"features", "clusters"}, _FIT_MAY_HAVE | {"learn", "part"}
+    ),
 }  # fmt: skip
 
 
