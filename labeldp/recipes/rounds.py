@@ -1,15 +1,16 @@
 """Several looks: a head, a student, features learnt from the student, and a look at the labels again.
 
     round 1:  one look at the public features x_i  →  head  →  probabilities p_i  →  student 1
-    round r:  one look at (x_i, penultimate layer of student r − 1)
-              p_i ← ½ p_i + ½ student r − 1, corrected by the new moment  →  student r
+    round r:  one look at (x_i, penultimate layer of student r − 1)  →  head
+              guess = ½ p_i + ½ student r − 1, corrected by the new moment;  p_i ← ½ guess + ½ head  →  student r
 
 A student has learnt from paid answers only, so its layers are as public as the x_i, and later looks may use them
 (adaptive composition). All looks are Gaussian, and their squares add up, μ² = Σ μ_r²: the one μ of the whole budget is
 found from (ε, δ), look r gets μ·√share_r, and the certificate says (ε, δ), not more.
 
-The correction (`students.corrected`) makes the later looks cheap: they need not teach the classes again, only show
-where the guess is wrong, against noise that the guess has not seen.
+So a later look is used twice. Its head is good because the student's features are; the correction
+(`students.corrected`) keeps what earlier looks taught, and needs the new one only to show where that is wrong, with
+noise that the guess has not seen. They err differently, and their mean is better than either.
 
 When it helps: where a student is better than its head or errs elsewhere, so images or other raw inputs that a network
 learns from, and an ε at which a part of the budget makes a teacher that is mostly right. With features of a good
@@ -152,12 +153,13 @@ def _scaled(block: Tensor) -> Tensor:
 
 
 def _taught(guess: Tensor, shots: Sequence[OneShot], seen: Tensor) -> Tensor:
-    """The targets of a round: the head's in the first, then the guess as the new moment corrects it."""
+    """The targets of a round: the head's, after the first mixed with the guess as the new moment corrects it."""
     shot = shots[-1]
+    head = shot.probabilities(seen)
     if len(shots) == 1:
-        return shot.probabilities(seen)
-    rows = shot.rehearsal.basis(seen)
-    return students.corrected(guess.to(rows.device), shot.noisy, rows)
+        return head
+    corrected = students.corrected(guess.to(head.device), shot.noisy, shot.rehearsal.basis(seen))
+    return torch.lerp(head, corrected, 0.5)
 
 
 def _body(model: nn.Module) -> nn.Module:

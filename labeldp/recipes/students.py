@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ from labeldp.learning.simplex import project_to_simplex
 from labeldp.models.shared import checked_count
 from labeldp.recipes.common import Fit, checkpoint_of, device_of, in_folder
 from labeldp.releases import NoisyMoments
+
+if TYPE_CHECKING:
+    from labeldp.recipes.one_shot import OneShot
 
 # Class probabilities (n, K) → how much each row counts, (n,).
 Weigh = Callable[[Tensor], Tensor]
@@ -105,7 +108,7 @@ def matched(noisy: NoisyMoments, rows: Tensor, share: float = 0.5) -> Relabel:
         noisy, rows: a moment and the features (n, d) it is of: `shot.noisy` and `shot.rehearsal.basis(features)`.
     """
     axes, mix = eigenbasis(gram_of(rows)), mixed(share)
-    return lambda teacher, student: corrected(mix(teacher, student), noisy, rows, axes)
+    return lambda teacher, student: corrected(mix(teacher, student).to(rows.device), noisy, rows, axes)
 
 
 def corrected(probabilities: Tensor, noisy: NoisyMoments, rows: Tensor, axes: Axes | None = None) -> Tensor:
@@ -186,11 +189,27 @@ def train(
     targets = teacher
     for generation in range(checked_count("generations", generations)):
         if generation > 0:
-            targets = relabel(teacher, predict(model, inputs).softmax(dim=1))
+            targets = relabel(teacher, predict(model, inputs).softmax(dim=1)).to(teacher)
             model.load_state_dict(first)
         settings = checkpoint_of(folder, targets.cpu().numpy())
         model = fit(model, inputs, on_probabilities(targets, weigh(targets)), **settings)
     return model
+
+
+def train_after(
+    shot: OneShot, features: Tensor, model: nn.Module, inputs: Inputs, *, generations: int = 3, **settings: Any
+) -> nn.Module:
+    """The student of one look in one line: the head's probabilities, and generations `matched` to its moment.
+
+    Args:
+        shot: what `one_shot.train` returned; it was paid for.
+        features: the features it was trained on, (n, p).
+        generations: how often a student is trained.
+        settings: any other of `train`.
+    """
+    relabel = matched(shot.noisy, shot.rehearsal.basis(features)) if generations > 1 else None
+    given = {"relabel": relabel, "generations": generations, **settings}
+    return train(model, inputs, shot.probabilities(features), **given)
 
 
 def usual_fit(inputs: Inputs, *, epochs: int | None = None, flip: bool | None = None, **settings: Any) -> Fit:

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, nn
 
-from labeldp import LabelVault
+from labeldp import LabelVault, SecureRandom
 from labeldp.learning.fit import accuracy, adam, fit, predict
+from labeldp.learning.plans import Plan
+from labeldp.learning.rehearsal import rehearse
 from labeldp.learning.schedules import one_cycle
 from labeldp.models.shared import with_head
-from labeldp.recipes import students
+from labeldp.recipes import one_shot, students
 from labeldp.recipes.students import (
     by_confidence,
     corrected,
@@ -25,6 +27,7 @@ from labeldp.recipes.students import (
     on_probabilities,
     surest,
     train,
+    train_after,
     usual_fit,
 )
 from labeldp.releases import NoisyMoments
@@ -213,6 +216,23 @@ def test_the_student_beats_its_teacher():
     assert accuracy(student, images, labels) > 0.85
     assert accuracy(student, *pictures(5)) > 0.85
     assert accuracy(run(generations=2), *pictures(5)) > 0.85
+
+
+def test_after_one_look_in_one_line():
+    """A look at pixels, a head that is often wrong, and its student; the certificate says what the look cost."""
+    images, labels = pictures()
+    features = torch.nn.functional.avg_pool2d(images, 2).flatten(1)
+    box = LabelVault(labels.numpy(), K, rng=SecureRandom(5))
+    quick = functools.partial(rehearse, plans=[Plan(16)], clusterings=1, draws=1)
+    shot = one_shot.train(features, box, epsilon=4.0, delta=1e-5, rehearse=quick)
+    paid = box.certificate(1e-5).epsilon
+    student = train_after(shot, features, network(), images, fit=TRAIN, generations=2)
+    single = train_after(shot, features, network(), images, fit=TRAIN, generations=1)
+    assert box.certificate(1e-5).epsilon == paid
+    assert torch.equal(weights(single), weights(run(shot.probabilities(features))))
+    rows, first = shot.rehearsal.basis(features), predict(single, images).softmax(dim=1)
+    second = corrected(0.5 * (shot.probabilities(features) + first), shot.noisy, rows)
+    assert torch.allclose(weights(student), weights(run(second)), atol=1e-3)
 
 
 def test_one_line_for_images_and_for_rows():
