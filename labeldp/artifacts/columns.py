@@ -1,0 +1,199 @@
+"""Public columns of a table, brought to the few kinds a model reads, the same way for training and for predicting.
+
+    number     floats; a missing one is NaN                        (numbers, decimals, dates and times, booleans)
+    category   text; a missing one is the empty text               (text, dictionaries)
+    vector     several numbers: a list of fixed size               (embeddings)
+
+A model keeps names and kinds, so that the columns of a new table are found by name, in any order, among others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from labeldp.data.arrow import pc
+from labeldp.data.csvfile import checked_delimiter
+from labeldp.data.csvscan import read_header
+from labeldp.data.request import TableError, listed
+
+TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A public column by name and kind; `size` numbers for a vector."""
+
+    name: str
+    kind: str
+    size: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"name": self.name, "kind": self.kind, "size": self.size}
+
+
+def read_public(
+    path: Path, without: Sequence[str] = (), delimiter: str | None = None, as_text: Sequence[str] = ()
+) -> pa.Table:
+    """A Parquet or CSV file less some columns, which are not read; `as_text` are not guessed to be numbers."""
+    kind = path.suffix.lower()
+    if kind not in TEXT + PARQUET:
+        raise TableError(f"{str(path)!r} has no known format; its name must end in {', '.join(PARQUET + TEXT)}")
+    if not path.is_file():
+        raise TableError(f"{str(path)!r} is not a file; give the path of one Parquet or CSV file")
+    if kind in PARQUET and delimiter is not None:
+        raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
+    table = _csv(path, without, delimiter, as_text) if kind in TEXT else _parquet(path, without)
+    if not table.num_rows:
+        raise TableError(f"{str(path)!r} has no rows; give a table with some")
+    return table
+
+
+def columns_of(table: pa.Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """The columns a model can learn from, and the names of those left out because all their values are the same."""
+    found = [_column(field, table.column(place)) for place, field in enumerate(table.schema)]
+    kept = tuple(column for column in found if column.kind != "constant")
+    if not kept:
+        raise TableError(
+            f"no public column says anything: {listed(table.column_names) or 'there is none'} "
+            "each have one value in all rows; give at least one feature that varies"
+        )
+    return kept, tuple(column.name for column in found if column.kind == "constant")
+
+
+def conformed(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """These columns of a table, in this order: float64 (NaN where missing) and text ('' where missing)."""
+    names = table.column_names
+    missing = [column.name for column in columns if names.count(column.name) != 1]
+    if missing:
+        raise TableError(
+            f"the table lacks {listed(missing)}, which the model was trained on; its columns are {listed(names)}. Give "
+            "a table with the same columns, named alike (case matters)"
+        )
+    parts: dict[str, Any] = {}
+    for column in columns:
+        parts |= _values(table.column(column.name), column)
+    return pa.table(parts)
+
+
+def _column(field: pa.Field, values: Any) -> Column:
+    kind = field.type
+    if types.is_fixed_size_list(kind) and _is_number(kind.value_type):
+        return Column(field.name, "vector", kind.list_size)
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        raise TableError(
+            f"column {field.name!r} is not UTF-8 text; save the file as UTF-8, or leave the column out with --drop"
+        )
+    if not (types.is_null(kind) or _is_number(kind) or _is_text(kind)):
+        raise TableError(f"column {field.name!r} has type {kind}, which no model reads; leave it out with --drop")
+    if types.is_dictionary(kind):
+        values = values.cast(kind.value_type)
+    if len(pc.unique(values)) < 2:
+        return Column(field.name, "constant")
+    return Column(field.name, "category" if _is_text(kind) else "number")
+
+
+def _values(values: Any, column: Column) -> dict[str, Any]:
+    if column.kind == "vector":
+        return _spread(values, column)
+    if column.kind == "category":
+        return {column.name: _texts(values, column.name)}
+    return {column.name: pa.array(_numbers(values, column.name))}
+
+
+def _spread(values: Any, column: Column) -> dict[str, Any]:
+    if not types.is_fixed_size_list(values.type) or values.type.list_size != column.size or values.null_count:
+        raise TableError(
+            f"column {column.name!r} must hold lists of {column.size} numbers, none missing; check the table"
+        )
+    flat = _numbers(pa.chunked_array([values.combine_chunks().flatten()]), column.name).reshape(-1, column.size)
+    return {f"{column.name}[{place}]": pa.array(np.ascontiguousarray(flat[:, place])) for place in range(column.size)}
+
+
+def _texts(values: Any, name: str) -> Any:
+    kind = values.type
+    if not (_is_text(kind) or _is_number(kind) or types.is_null(kind)):
+        raise TableError(f"column {name!r} has type {kind}, but the model was trained on text; check the table")
+    return pc.fill_null(values.cast(pa.string()), "")
+
+
+def _numbers(values: Any, name: str) -> np.ndarray:
+    try:
+        if types.is_temporal(values.type) and not types.is_duration(values.type):
+            values = _seconds(values)
+        if types.is_boolean(values.type):
+            values = values.cast(pa.int8())
+        found = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+    except (pa.ArrowException, ValueError):
+        found = None
+    if found is None:
+        raise TableError(f"column {name!r} has type {values.type}, but the model reads numbers there; check the table")
+    if np.isinf(found).any():
+        raise TableError(f"column {name!r} has infinite values; cap them, or leave cells empty where nothing is known")
+    return found
+
+
+def _seconds(values: Any) -> Any:
+    """Dates and times as seconds since 1970, or since midnight."""
+    if types.is_time(values.type):
+        return pc.divide(values.cast(pa.time64("us")).cast(pa.int64()).cast(pa.float64()), pa.scalar(1e6))
+    return pc.divide(values.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64()), pa.scalar(1e6))
+
+
+def _is_number(kind: Any) -> bool:
+    plain = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind)
+    return plain or types.is_date(kind) or types.is_timestamp(kind) or types.is_time(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    if types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _parquet(path: Path, without: Sequence[str]) -> pa.Table:
+    from labeldp.data import parquetfile
+
+    try:
+        with parquetfile.opened(path) as file:
+            return file.read(columns=[name for name in file.schema_arrow.names if name not in without])
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        kind = type(error).__name__
+    raise TableError(f"{str(path)!r} cannot be read as Parquet ({kind}); is it damaged, or of another format?")
+
+
+def _csv(path: Path, without: Sequence[str], delimiter: str | None, as_text: Sequence[str]) -> pa.Table:
+    import pyarrow.csv as pacsv
+
+    separator = checked_delimiter(delimiter, path)
+    names = _header(path, separator)
+    how = pacsv.ParseOptions(delimiter=separator.decode("ascii"), newlines_in_values=True)
+    asked = pacsv.ConvertOptions(
+        include_columns=[name for name in names if name not in without],
+        column_types={name: pa.string() for name in as_text if name in names},
+    )
+    try:
+        # Arrow's own block of 1 MiB would refuse a longer record.
+        return pacsv.read_csv(path, pacsv.ReadOptions(block_size=16 << 20), how, asked)
+    except (pa.ArrowException, UnicodeError):
+        # Its message may quote a whole line, label included.
+        raise TableError(
+            f"{str(path)!r} cannot be read as CSV in UTF-8; check that every line has {len(names)} fields, give the "
+            "--delimiter, and save it as UTF-8"
+        ) from None
+
+
+def _header(path: Path, separator: bytes) -> list[str]:
+    with path.open("rb") as file:
+        cells = read_header(file, separator).cells
+    try:
+        return [cell.decode("utf-8") for cell in cells]
+    except UnicodeDecodeError:
+        raise TableError(f"the header of {str(path)!r} is not UTF-8; save the file as UTF-8") from None

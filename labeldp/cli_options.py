@@ -1,0 +1,114 @@
+"""What commands share: options from a file (`--config run.toml`), lists of names, privacy parameters."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class OptionError(ValueError):
+    """An option that cannot be meant. One sentence that says what to do."""
+
+
+class Names(click.ParamType):
+    """Names separated by commas, or a list of them in a config file.
+
+    A name with a comma goes between double quotes; spaces after commas are dropped.
+    """
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names in order."""
+        if isinstance(value, str):
+            return tuple(next(csv.reader([value], skipinitialspace=True), []))
+        return tuple(str(name) for name in value)
+
+
+class Amount(click.ParamType):
+    """A number above 0 and below a bound, in words that say what to give instead."""
+
+    name = "number"
+
+    def __init__(self, what: str, advice: str, below: float = math.inf, zero: bool = False) -> None:
+        self._what, self._advice, self._below, self._zero = what, advice, below, zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or OptionError."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise OptionError(f"{self._what}={value!r} is not a number; {self._advice}") from None
+        if not (number > 0 or (self._zero and number == 0)) or not number < self._below:
+            raise OptionError(f"{self._what}={value} cannot be used; {self._advice}")
+        return number
+
+
+EPSILON = Amount("epsilon", "give one above 0, say 1: the smaller, the more private")
+DELTA = Amount("delta", "give one from 0 to below 1, say 1e-5 (less than one over the number of rows)", 1.0, zero=True)
+
+
+def takes_config(command: click.Command) -> click.Command:
+    """Give the command `--config FILE`, from which every option that is not on the command line is taken."""
+    told = f"Take options from the table [{command.name}] of this TOML file."
+    option = click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", is_eager=True, help=told)
+    option.expose_value, option.callback = False, _load
+    command.params.append(option)
+    return command
+
+
+def option_values(ctx: click.Context, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Every option of a running command as it was resolved, by the names a config file uses; None is left out."""
+    values = {key: ctx.params.get(param.name or "") for key, param in _keys(ctx.command).items() if key not in without}
+    return {key: _plain(value) for key, value in values.items() if value not in (None, ())}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _keys(command: click.Command) -> dict[str, click.Parameter]:
+    """What each parameter is called in a config file: its long option without the dashes."""
+    shown = [param for param in command.params if param.expose_value]
+    return {max(param.opts, key=len).lstrip("-"): param for param in shown}
+
+
+def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    name, keys = ctx.command.name or "", _keys(ctx.command)
+    options = _table(path, name)
+    for key, value in options.items():
+        if key not in keys:
+            raise OptionError(f"{path.name}: {_unknown(key, list(keys))} in [{name}]")
+        if isinstance(value, bool) and not getattr(keys[key], "is_flag", False):
+            raise OptionError(f"{path.name}: {key} = {str(value).lower()} is neither a number nor text; give its value")
+    ctx.default_map = {**(ctx.default_map or {}), **{keys[key].name or "": value for key, value in options.items()}}
+
+
+def _table(path: Path, name: str) -> Mapping[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--config {str(path)!r} cannot be read ({error.strerror}); give a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeError) as error:
+        raise OptionError(f"--config {str(path)!r} is not TOML ({error}); see docs/command_line.md") from None
+    loose = [key for key, value in found.items() if not isinstance(value, Mapping)]
+    if loose or name not in found:
+        raise OptionError(f"{path.name}: options of this command belong under a line [{name}]; put them there")
+    return found[name]
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1)
+    advice = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}"
+    return f"there is no option {key!r}; {advice}"
