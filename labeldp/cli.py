@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labeldp.cli_audit import audit
 from labeldp.cli_budget import account_of, budget
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         # Outside of standalone mode click hands back the code of an early exit, and None otherwise.
         return cli.main(args=arguments, prog_name="labeldp", standalone_mode=False) or 0
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "labeldp"
+        return _say(f"{error.format_message().rstrip('.').replace(chr(10), ' ')} (see: {where} --help)")
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -333,18 +337,19 @@ def _summary(certificate: Certificate, target: Path) -> str:
 
 
 @cli.command()
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path, exists=True))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(file: Path, as_json: bool) -> None:
-    """Recompute a certificate from its ledger and check the file it speaks about.
+    """Recompute a certificate from its ledger and check the file, or the model, it speaks about.
 
     FILE is a certificate or the artifact beside it; a certificate that speaks about no file, such as a vault's, is
-    checked by itself. Exit code 1 and the reasons when anything is off.
+    checked by itself. FOLDER is what labeldp train wrote: all of its files are checked, and that they tell one story.
+    Exit code 1 and the reasons when anything is off.
     """
     from labeldp.accounting.words import at_most, odds_in_words
-    from labeldp.data.tables import certificate_of, verify_file
+    from labeldp.artifacts.verifying import certificate_of, problems_of
 
-    problems = verify_file(file)
+    problems = problems_of(file)
     if as_json:
         click.echo(json.dumps({"file": str(file), "holds": not problems, "problems": list(problems)}))
     elif problems:
@@ -515,3 +520,4 @@ def reproduce_table(
 # --- budgets and audits, in files of their own --------------------------------------------------------------------
 
 cli.add_command(budget)
+cli.add_command(audit)

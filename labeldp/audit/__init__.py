@@ -1,1 +1,21 @@
-"""Is a promise kept? Lower bounds on ε from what was released, or from what a training gives away."""
+"""Is a promise kept? Lower bounds on ε from what was released, or from what a training gives away.
+
+An audit can catch a broken promise; it cannot prove that one is kept. The proof is in the mechanisms and the ledger.
+"""
+
+from labeldp.audit.answers import audit_answers, audit_mechanism
+from labeldp.audit.observed import audit_observed
+from labeldp.audit.result import AuditResult, Claim
+from labeldp.audit.selftest import self_test
+from labeldp.audit.training import audit_runs, audit_training
+
+__all__ = [
+    "AuditResult",
+    "Claim",
+    "audit_answers",
+    "audit_mechanism",
+    "audit_observed",
+    "audit_runs",
+    "audit_training",
+    "self_test",
+]

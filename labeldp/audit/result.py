@@ -1,0 +1,164 @@
+"""What an audit says: a lower bound beside the claim, and the verdict in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from labeldp.accounting.certificate import Certificate
+from labeldp.accounting.events import Looks
+from labeldp.accounting.ledger import worst_epsilon
+from labeldp.audit.bounds import checked_confidence, lower_bound, p_value
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was promised: (ε, δ) for one label, and the looks behind it where they are known.
+
+    >>> Claim(1.0)
+    Claim(epsilon=1.0, delta=0.0, looks=())
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    looks: Looks = ()
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0 or not 0 <= self.delta < 1:
+            raise ValueError(f"epsilon={self.epsilon}, delta={self.delta} is not a claim; give ε ≥ 0 and δ below 1")
+
+    @classmethod
+    def of(cls, certificate: Certificate) -> Claim:
+        """The claim of a certificate, with the looks of its worst row."""
+        groups = [group for group in certificate.groups if group.rows]
+        worst = max(groups, key=lambda group: worst_epsilon((group,), certificate.delta), default=None)
+        return cls(certificate.epsilon, certificate.delta, () if worst is None else worst.looks)
+
+
+class Attack(Protocol):
+    """Guesses that were made and checked."""
+
+    @property
+    def name(self) -> str:
+        """How the guesses were made, in a few words."""
+        ...
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Right guesses, guesses, canaries."""
+        ...
+
+    def p_value(self, claim: Claim) -> float:
+        """The chance, at most, of guesses as good under the claim."""
+        ...
+
+    def bound(self, claim: Claim, confidence: float) -> float:
+        """The largest ε, at the claim's δ, that the guesses rule out."""
+        ...
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Right guesses among c candidates each; see `labeldp.audit.bounds`. Assumes nothing of what was released."""
+
+    name: str
+    correct: int
+    guesses: int
+    canaries: int
+    candidates: int = 2
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Right guesses, guesses, canaries."""
+        return self.correct, self.guesses, self.canaries
+
+    def p_value(self, claim: Claim) -> float:
+        """The chance, at most, of guesses as good under the claim."""
+        return p_value(self.correct, self.guesses, claim.epsilon, delta=claim.delta, **self._sizes())
+
+    def bound(self, claim: Claim, confidence: float) -> float:
+        """The largest ε, at the claim's δ, that the guesses rule out."""
+        return lower_bound(self.correct, self.guesses, confidence, delta=claim.delta, **self._sizes())
+
+    def _sizes(self) -> dict[str, int]:
+        return {"canaries": self.canaries, "candidates": self.candidates}
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """An empirical lower bound on ε beside the claim.
+
+    Args:
+        bound: with `confidence`, a mechanism with a smaller ε (at the claim's δ) would not give itself away like this.
+        confidence: an honest mechanism is accused with probability at most one minus this.
+        epsilon, delta: the claim.
+        p_value: the chance, at most, of guesses as good under the claim.
+        attack: how the guesses of the best attack were made.
+        correct, guesses, canaries: how many of its guesses were right, how many it made, about how many labels.
+        assumes: what must be true of the data for the bound to hold; empty if nothing.
+    """
+
+    bound: float
+    confidence: float
+    epsilon: float
+    delta: float
+    p_value: float
+    attack: str
+    correct: int
+    guesses: int
+    canaries: int
+    assumes: str = ""
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the claim is ruled out."""
+        return self.bound > self.epsilon
+
+    @property
+    def verdict(self) -> str:
+        """What follows, in words."""
+        seen = f"{self.correct:,} of {self.guesses:,} guesses about {self.canaries:,} labels were right ({self.attack})"
+        found = f"with {_percent(self.confidence)} confidence epsilon is at least {_digits(self.bound)}"
+        given = f", given that {self.assumes}" if self.assumes else ""
+        claimed = f"{_digits(self.epsilon)}" + (f" at delta {self.delta:.3g}" if self.delta else "")
+        if not self.contradicts:
+            return (
+                f"No contradiction: {seen}; {found}, and {claimed} is claimed{given}. An audit can catch a broken "
+                "promise; it cannot prove that one is kept."
+            )
+        return (
+            f"THE CLAIM IS BROKEN: {seen}; {found}, but only {claimed} is claimed{given}. Under the claim, guesses as "
+            f"good have a chance of {self.p_value:.1g} at most."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; an infinite claim becomes the text "infinity"."""
+        values = {**asdict(self), "contradicts": self.contradicts, "verdict": self.verdict}
+        return {name: "infinity" if value == math.inf else value for name, value in values.items()}
+
+
+def judged(claim: Claim, attacks: Sequence[Attack], confidence: float, assumes: str = "") -> AuditResult:
+    """The result of the best attack, corrected for how many were tried (Bonferroni)."""
+    share = 1 - (1 - checked_confidence(confidence)) / len(attacks)
+    bounds = [attack.bound(claim, share) for attack in attacks]
+    chances = [attack.p_value(claim) for attack in attacks]
+    # Where no bound tells them apart, the smallest chance does.
+    best = max(range(len(attacks)), key=lambda i: (bounds[i], -chances[i]))
+    return AuditResult(
+        bounds[best], confidence, claim.epsilon, claim.delta, min(1.0, len(attacks) * chances[best]),
+        attacks[best].name, *attacks[best].counts, assumes,
+    )  # fmt: skip
+
+
+def _digits(value: float) -> str:
+    """Rounded down, so that no bound is said to be larger than it is."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    scale = 10 ** (2 - math.floor(math.log10(value)))
+    return f"{math.floor(value * scale + 1e-9) / scale:g}"
+
+
+def _percent(confidence: float) -> str:
+    return f"{100 * confidence:.10g}%"

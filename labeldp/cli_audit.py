@@ -1,0 +1,91 @@
+"""`labeldp audit`: a lower bound on epsilon beside the claim."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from labeldp.audit.result import AuditResult
+
+
+@click.command()
+@click.argument("private", required=False, type=click.Path(path_type=Path))
+@click.option("--labels", "original", type=click.Path(path_type=Path), help="The file that PRIVATE was made of: the "
+              "same rows, with true labels.")  # fmt: skip
+@click.option("--recipe", help="Audit a recipe of the library on made-up labels instead; --list names them.")
+@click.option("--epsilon", type=float, help="With --recipe: what it is asked to stay within.")
+@click.option("--delta", type=float, help="With --recipe.  [default: 1e-5 where the recipe needs one]")
+@click.option("--rows", type=click.IntRange(20), help="With --recipe: how many canaries; more find more.")
+@click.option("--candidates", type=click.IntRange(2), help="With --labels: classes a guess is among.  [default: 2]")
+@click.option("--delimiter", help="With --labels: of the original.  [default: a comma; a tab for .tsv]")
+@click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.999,
+              show_default=True, help="Honest mechanisms are accused with at most one minus this chance.")  # fmt: skip
+@click.option("--list", "show_list", is_flag=True, help="Show the recipes that can be audited.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def audit(
+    private: Path | None,
+    original: Path | None,
+    recipe: str | None,
+    epsilon: float | None,
+    delta: float | None,
+    rows: int | None,
+    candidates: int | None,
+    delimiter: str | None,
+    confidence: float,
+    show_list: bool,
+    as_json: bool,
+) -> None:
+    """Guess labels from what was released, and say which epsilon so many right guesses prove.
+
+    An audit can catch a broken promise; it cannot prove that one is kept. Exit code 1 when the claim is broken.
+    Keep the result to yourself: like everything that was computed from true labels it is not private.
+
+    \b
+    labeldp audit private.parquet --labels patients.parquet
+    labeldp audit --recipe dp-sgd --epsilon 1
+    """
+    from labeldp.cli import Refusal, _refuse_idle
+
+    if show_list:
+        from labeldp.audit.selftest import subjects
+
+        click.echo("\n".join(subjects()))
+        return
+    if (private is None) == (recipe is None):
+        raise Refusal("give the private file and --labels, or the name of a --recipe (see --list)")
+    if private is not None:
+        _refuse_idle("a file", epsilon=epsilon, delta=delta, rows=rows)
+        result = _of_file(private, original, candidates, delimiter, confidence)
+    else:
+        _refuse_idle("--recipe", labels=original, candidates=candidates, delimiter=delimiter)
+        result = _of_recipe(str(recipe), epsilon, delta, rows, confidence)
+    click.echo(json.dumps(result.to_json()) if as_json else result.verdict)
+    if result.contradicts:
+        raise click.exceptions.Exit(1)
+
+
+def _of_file(
+    private: Path, original: Path | None, candidates: int | None, delimiter: str | None, confidence: float
+) -> AuditResult:
+    from labeldp.audit.tables import audit_table
+    from labeldp.cli import Refusal
+
+    if original is None:
+        raise Refusal("--labels is missing: give the file with the true labels that the private one was made of")
+    delimiter = "\t" if delimiter == r"\t" else delimiter
+    return audit_table(private, original, candidates=candidates or 2, confidence=confidence, delimiter=delimiter)
+
+
+def _of_recipe(
+    recipe: str, epsilon: float | None, delta: float | None, rows: int | None, confidence: float
+) -> AuditResult:
+    from labeldp.audit.selftest import self_test
+    from labeldp.cli import Refusal
+
+    if epsilon is None:
+        raise Refusal("--epsilon is missing: what the recipe is asked to stay within, say 1")
+    return self_test(recipe, epsilon, delta, rows=rows, confidence=confidence)
