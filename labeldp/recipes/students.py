@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from labeldp.learning import schedules
-from labeldp.learning.augment import Augment, compose, cutout, random_crop, random_flip
+from labeldp.learning.augment import Augment, compose, random_crop, random_flip
 from labeldp.learning.fit import Inputs, adam, predict
 from labeldp.learning.fit import fit as fit_model
 from labeldp.learning.moments import Axes, as_tensor, eigenbasis, power_law
@@ -191,8 +191,9 @@ def train(
         if generation > 0:
             targets = relabel(teacher, predict(model, inputs).softmax(dim=1)).to(teacher)
             model.load_state_dict(first)
-        settings = checkpoint_of(folder, targets.cpu().numpy())
-        model = fit(model, inputs, on_probabilities(targets, weigh(targets)), **settings)
+        weights = weigh(targets)
+        settings = checkpoint_of(folder, targets.cpu().numpy(), weights.cpu().numpy())
+        model = fit(model, inputs, on_probabilities(targets, weights), **settings)
     return model
 
 
@@ -215,7 +216,7 @@ def train_after(
 def usual_fit(inputs: Inputs, *, epochs: int | None = None, flip: bool | None = None, **settings: Any) -> Fit:
     """`labeldp.learning.fit.fit` with settings for students, by the kind and size of the inputs.
 
-    Adam with a one-cycle rate, batches of 512 (fewer where rows are few), crops and cutout for images (n, C, H, W),
+    Adam with a one-cycle rate, batches of 512 (fewer where rows are few), `image_changes` for images (n, C, H, W) and
     mixup for everything else.
 
     Args:
@@ -236,10 +237,10 @@ def usual_fit(inputs: Inputs, *, epochs: int | None = None, flip: bool | None = 
 
 
 def image_changes(images: Tensor, flip: bool | None = None) -> Augment:
-    """Crops that move by a fourteenth of the side (an eighth in colour), cutout of a quarter, mirrors if asked for."""
+    """Crops that move by up to a fourteenth of the side (an eighth in colour), and mirrors if asked for."""
     colour, side = images.shape[1] > 1, min(images.shape[2:])
-    changes = [random_crop(max(1, side // (8 if colour else 14))), cutout(max(1, side // 4))]
-    return compose(*changes, *([random_flip()] if (colour if flip is None else flip) else []))
+    crop = random_crop(max(1, side // (8 if colour else 14)))
+    return compose(crop, random_flip()) if (colour if flip is None else flip) else crop
 
 
 def _checked(model: nn.Module, inputs: Inputs, probabilities: Tensor | np.ndarray) -> Tensor:

@@ -326,3 +326,12 @@ def test_a_killed_student_goes_on(tmp_path, generation):
     assert torch.equal(weights(again), whole)
     # The epoch in which it was killed was on disk already.
     assert epochs == ([3, 4, 1, 2, 3, 4] if generation == 1 else [3, 4])
+
+
+def test_other_targets_or_weights_do_not_resume(tmp_path):
+    """A checkpoint belongs to what it was trained on: with other targets or weights a student starts again."""
+    run(folder=tmp_path)
+    half = surest(0.5)
+    assert torch.equal(weights(run(folder=tmp_path, weigh=half)), weights(run(weigh=half)))
+    other = noisy_teacher(0.9)
+    assert torch.equal(weights(run(other, folder=tmp_path)), weights(run(other)))
