@@ -145,10 +145,13 @@ def look(job: Training) -> nn.Module:
 
 
 def look_and_student(job: Training) -> nn.Module:
-    """One look, then a network on the head's probabilities."""
-    public = _public(job)
+    """One look, then a network on the head's probabilities, in generations matched to the moment."""
+    public, settings = _public(job), job.settings
     shot = _shot(job, public, job.epsilon, public.features)
-    return _teach(job)(job.model, job.inputs, shot.probabilities(public.features), folder=None)
+    return students.train_after(
+        shot, public.features, job.model, job.inputs, generations=settings["generations"], fit=_fits(job)[0],
+        weigh=students.by_confidence(settings.get("confidence", 1.0)),
+    )  # fmt: skip
 
 
 def several_looks(job: Training) -> nn.Module:
@@ -160,7 +163,10 @@ def several_looks(job: Training) -> nn.Module:
 
     return rounds.train(
         job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"],
-        shares=job.settings["shares"], look=once, teach=_teach(job),
+        shares=job.settings["shares"], look=once,
+        teach=functools.partial(
+            students.train, fit=_fits(job)[0], weigh=students.by_confidence(job.settings.get("confidence", 1.0))
+        ),
     ).model  # fmt: skip
 
 
@@ -202,14 +208,6 @@ def _shot(job: Training, public: public_features.Public, epsilon: float, feature
     return one_shot.train(features, job.vault, epsilon=epsilon, delta=job.settings["delta"], rehearse=rehearsal)
 
 
-def _teach(job: Training) -> Any:
-    settings = job.settings
-    return functools.partial(
-        students.train, fit=_fits(job)[0], weigh=students.by_confidence(settings.get("confidence", 1.0)),
-        generations=settings.get("generations", 1), relabel=students.mixed(settings.get("mixed", 0.5)),
-    )  # fmt: skip
-
-
 def _bound(settings: Mapping[str, Any]) -> labeldp_pro.NormBound | labeldp_pro.DiameterBound:
     if "diameter" in settings:
         return labeldp_pro.DiameterBound(settings["clip"], settings["diameter"])
@@ -241,7 +239,6 @@ _FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled"})
 _LOOKS_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
 _LOOKS_MAY_HAVE = frozenset({"diameter", "projection", "momentum", "average", "noise_multiplier"})
 _HEAD_NEEDS = frozenset({"delta", "features"})
-_STUDENT_MAY_HAVE = frozenset({"confidence", "generations", "mixed"})
 
 FAMILIES: dict[str, Family] = {
     "rr": Family(one_look(rr.train), _FIT_NEEDS, _FIT_MAY_HAVE),
@@ -253,10 +250,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "labeldp_pro": Family(gradients, _LOOKS_NEED, _LOOKS_MAY_HAVE),
     "one_shot": Family(look, _HEAD_NEEDS, frozenset()),
-    "one_shot_student": Family(look_and_student, _HEAD_NEEDS | _FIT_NEEDS, _FIT_MAY_HAVE | _STUDENT_MAY_HAVE),
+    "one_shot_student": Family(
+        look_and_student, _HEAD_NEEDS | _FIT_NEEDS | {"generations"}, _FIT_MAY_HAVE | {"confidence"}
+    ),
     "one_shot_prior": Family(look_and_answers, _HEAD_NEEDS | _FIT_NEEDS, _FIT_MAY_HAVE | {"learn", "share"}),
     "rounds": Family(
-        several_looks, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | _STUDENT_MAY_HAVE
+        several_looks, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"confidence"}
     ),
     "ssl_prior": Family(
         cluster_prior, _FIT_NEEDS | {"features", "clusters"}, _FIT_MAY_HAVE | {"learn", "part"}
