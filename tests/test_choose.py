@@ -337,6 +337,16 @@ def test_a_guess_must_be_clearly_ahead_of_a_result(results):
     assert second.regret >= 0.5
 
 
+def test_a_wild_guess_does_not_blur_the_order_of_the_results(results):
+    fashion = {"one_shot": {0.2: 84.7}, "one_shot+student": {0.2: 86.8}}
+    mnist = {"one_shot": {0.2: 93.2}, "one_shot+student": {0.2: 92.6}, "rounds": {0.01: 98.5}}
+    results(fashion, mnist)
+    ranked = chosen(0.2).ranking
+    order = [one.recipe for one in ranked]
+    assert next(one for one in ranked if one.recipe == "rounds").evidence == "formula"
+    assert order.index("one_shot+student") < order.index("one_shot")
+
+
 def test_data_sets_without_results_have_no_say_where_another_has_some(results):
     results({"lp_mst": {4.0: 90.0}, "forward": {4.0: 80.0}}, {"lp_mst": {1.0: 90.0}, "forward": {1.0: 94.0}})
     assert chosen(1.0).recipe == "forward"

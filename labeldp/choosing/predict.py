@@ -12,6 +12,7 @@ from labeldp.choosing.recipes import BY_NAME, RECIPES, Case, Recipe
 
 # Log odds taken off a prediction for what it rests on, so that a guess does not beat a result by a hair.
 _CAUTION = {"measured": 0.0, "between results": 0.0, "beyond results": 0.1, "paper": 0.1, "formula": 0.3}
+_AMONG_KIN = 0.2
 # Log odds between what a network and a linear head learn from as many labels, on pictures. A student is in between.
 _GAP = {"head": 0.4, "student": 0.2, "net": 0.0}
 # Whose curve stands in for a recipe without results: the first of its kin that the data set has, else the first of all.
@@ -24,6 +25,8 @@ _STANDARDS = {"images": ("forward", "one_shot", "lp_mst", "labeldp_pro")}
 _USUAL_STANDARDS = ("one_shot", "labeldp_pro", "lp_mst")
 # An epoch of the small Inception network takes 1.3 s on an H200 and some 1,900 s on two (shared) CPU cores.
 _CPU_SLOWER = 1000.0
+# Points lost that a simpler recipe is never chosen at, with room for what rounding and interpolation lose.
+_POINT = 0.9
 # Points by which a guess must be ahead of all results of ours to be put before them.
 _CLEARLY = 2.0
 NEEDS_DELTA = "needs delta > 0"
@@ -37,7 +40,8 @@ class Ranked:
         recipe: its name.
         clean_labels: how many rows with clean labels would teach a linear model as much as its looks.
         accuracy: percent expected, cautiously, on the data sets most like this one; None where none was measured.
-        regret: most points lost to the best recipe on one of those data sets; None without them.
+        regret: most points lost to the best result on one of those data sets; below 0 for a guess that is ahead on
+            all of them; None without them.
         evidence: what the expectation rests on: measured, between results, beyond results, paper or formula.
         seconds: rough time to train; None where it is not known.
         obstacle: why it cannot be chosen, in words; empty where it can.
@@ -115,7 +119,10 @@ def _results_first(column: list[_Expected], usable: list[bool]) -> list[_Expecte
 
 
 def _top(column: list[_Expected], usable: list[bool]) -> float:
-    return max((one.value for one, free in zip(column, usable, strict=True) if free), default=0.0)
+    """The best result of ours, else the best guess: a guess that is off must not blur the order of the results."""
+    free = [one for one, usable_too in zip(column, usable, strict=True) if usable_too]
+    results = [one.value for one in free if one.backed]
+    return max(results or [one.value for one in free], default=0.0)
 
 
 def _by_worth(ranked: list[Ranked]) -> tuple[Ranked, ...]:
@@ -128,7 +135,9 @@ def _by_worth(ranked: list[Ranked]) -> tuple[Ranked, ...]:
 def _simplest_first(ranked: list[Ranked], slack: float) -> tuple[Ranked, ...]:
     # The recipes are listed from simple to intricate.
     order = sorted(ranked, key=lambda one: (bool(one.obstacle), one.regret, -(one.accuracy or 0.0)))
-    limit = (order[0].regret or 0.0) + slack
+    least = order[0].regret or 0.0
+    # Being simple is never worth as much as a point.
+    limit = min(least + slack, max(least, _POINT))
     first = next(one for one in ranked if not one.obstacle and (one.regret or 0.0) <= limit)
     return (first, *(one for one in order if one is not first))
 
@@ -174,13 +183,10 @@ def _expected(recipe: Recipe, case: Case, epsilon: float, reference: Reference) 
     """Cautiously."""
     where = labels_per_class(recipe, case, epsilon)
     curve = reference.curve(recipe)
-    if curve:
-        odds, evidence = along(curve, where)[0], _evidence(curve, recipe, where)
-    else:
-        odds, evidence = _guess(recipe, case, epsilon, reference), "formula"
-    # On features that are learnt from as they are, the learners are alike, and a formula is as good as a paper.
-    alike = evidence == "formula" and case.modality != "images"
-    return _Expected(accuracy(odds - _CAUTION["paper" if alike else evidence], case.num_classes), evidence)
+    if not curve:
+        return _Expected(accuracy(_guess(recipe, case, epsilon, reference), case.num_classes), "formula")
+    odds, evidence = along(curve, where)[0], _evidence(curve, recipe, where)
+    return _Expected(accuracy(odds - _CAUTION[evidence], case.num_classes), evidence)
 
 
 def _evidence(curve: tuple[Point, ...], recipe: Recipe, where: float) -> str:
@@ -200,5 +206,7 @@ def _guess(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> 
     curve = reference.curve(standard) if standard else reference.points
     value, _ = along(curve, labels_per_class(recipe, case, epsilon))
     if case.modality != "images" or standard is None:
-        return value
-    return value - _GAP[recipe.learner] + _GAP[standard.learner]
+        # On features that are learnt from as they are, the learners are alike, and a guess is as good as a paper.
+        return value - _CAUTION["paper"]
+    caution = _AMONG_KIN if standard.name in kin else _CAUTION["formula"]
+    return value - _GAP[recipe.learner] + _GAP[standard.learner] - caution
