@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from labeldp.accounting.ledger import Budget, BudgetExceededError
     from labeldp.choosing.choice import Choice, choose
     from labeldp.data.tables import PrivateTable, privatize, read_private
+    from labeldp.estimators.classifier import LabelDPClassifier
     from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
     from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
     from labeldp.private.moments import Moments
@@ -37,6 +38,7 @@ __all__ = [
     "GradientSum",
     "GroupCounts",
     "GroupVotes",
+    "LabelDPClassifier",
     "LabelVault",
     "LaplaceNoise",
     "LaplaceOneHot",
@@ -66,6 +68,7 @@ _HOMES = {
     "accounting.ledger": ("Budget", "BudgetExceededError"),
     "choosing.choice": ("Choice", "choose"),
     "data.tables": ("PrivateTable", "privatize", "read_private"),
+    "estimators": ("LabelDPClassifier",),
     "private.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
     "private.gradients": ("DiameterBound", "GradientSum", "NormBound"),
     "private.moments": ("Moments",),

@@ -1,8 +1,9 @@
-"""Tables to features: numbers standardised, categories one-hot or hashed."""
+"""Tables to features: numbers standardised and binned, categories one-hot or hashed."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,13 +27,17 @@ class Table:
     """How to encode a table (numeric (n, a), categorical (n, b)).
 
     A number becomes (x − mean) / spread; a missing one (NaN) becomes 0, and a column with missing numbers gets a second
-    one that says so. A category becomes one-hot, in a column of few values, all zero for a value not seen before; else
-    ±1 at one of `buckets` places, place and sign from a hash of the column's number and the value (Weinberger et al.
-    2009), so that products of rows are unbiased and new values need no care.
+    one that says so. With `bins` it becomes one-hot as well, so that a linear head can learn any curve: a value more
+    frequent than one in `bins` has a bin to itself, the others share bins of about as many rows each. A category
+    becomes one-hot, in a column of few values, all zero for a value not seen before; else ±1 at one of `buckets`
+    places, place and sign from a hash of the column's number and the value (Weinberger et al. 2009), so that products
+    of rows are unbiased and new values need no care.
 
     Args:
         one_hot: columns with at most this many values are one-hot, others hashed.
         buckets: places shared by all hashed columns.
+        bins: of a numeric column; 0 for none.
+        clip: standardised numbers beyond this are cut down to it; None for no limit.
         dims: principal components kept; None keeps all coordinates.
         seed: of the hash, and of the components.
 
@@ -43,6 +48,8 @@ class Table:
 
     one_hot: int = 64
     buckets: int = 256
+    bins: int = 0
+    clip: float | None = None
     dims: int | None = None
     seed: int = 0
 
@@ -57,7 +64,10 @@ class Table:
         spread = np.sqrt(np.where(present, (numeric - mean) ** 2, 0).sum(axis=0) / counts)
         values = tuple(_values(column, most) for column in categorical.T)
         hashed = buckets if any(kept is None for kept in values) else 0
-        plain = TableMap(mean, spread, np.asarray(~present.all(axis=0)), values, hashed, self.seed, place)
+        bins = checked_count("bins", self.bins, low=0)
+        edges = tuple(bin_edges(column[~np.isnan(column)], bins) for column in numeric.T) if bins else ()
+        missing = np.asarray(~present.all(axis=0))
+        plain = TableMap(mean, spread, missing, values, hashed, self.seed, place, edges, _checked_clip(self.clip))
         if self.dims is None:
             return plain
         rows = sample_rows(len(numeric), 50_000, self.seed).numpy()
@@ -74,6 +84,8 @@ class TableMap:
         missing: which numeric columns had missing numbers.
         values: per categorical column its values in order, or None when it is hashed.
         buckets: places for hashed columns, 0 when there are none.
+        edges: per numeric column the first value of every bin but the lowest; none without bins.
+        clip: limit of standardised numbers.
     """
 
     mean: np.ndarray
@@ -83,6 +95,8 @@ class TableMap:
     buckets: int
     seed: int
     device: torch.device
+    edges: tuple[np.ndarray, ...] = ()
+    clip: float = math.inf
     scaling: Scaling | None = None
 
     @property
@@ -91,6 +105,7 @@ class TableMap:
         if self.scaling is not None:
             return self.scaling.dim
         one_hot = sum(len(kept) for kept in self.values if kept is not None)
+        one_hot += sum(len(edges) + 1 for edges in self.edges)
         return len(self.mean) + int(self.missing.sum()) + one_hot + self.buckets
 
     def features(self, inputs: Tables) -> Tensor:
@@ -110,7 +125,9 @@ class TableMap:
 
     def _encoded(self, numeric: np.ndarray, categorical: np.ndarray) -> np.ndarray:
         inverse = np.divide(1.0, self.spread, out=np.zeros_like(self.spread), where=self.spread > 0)
-        parts = [np.nan_to_num((numeric - self.mean) * inverse), np.isnan(numeric)[:, self.missing]]
+        standard = np.clip(np.nan_to_num((numeric - self.mean) * inverse), -self.clip, self.clip)
+        parts = [standard, np.isnan(numeric)[:, self.missing]]
+        parts += [_binned(column, edges) for column, edges in zip(numeric.T, self.edges, strict=False)]
         hashed = np.zeros((len(numeric), self.buckets))
         for number, (column, kept) in enumerate(zip(categorical.T, self.values, strict=True)):
             if kept is not None:
@@ -118,6 +135,37 @@ class TableMap:
             else:
                 _add_hashed(hashed, column, number, self.seed)
         return np.concatenate([*parts, hashed], axis=1, dtype=np.float32)
+
+
+def bin_edges(values: np.ndarray, bins: int) -> np.ndarray:
+    """The first value of every bin but the lowest: at most about `bins` of them, none for a column without values.
+
+    >>> bin_edges(np.array([0.0] * 6 + [1.0, 2.0, 3.0, 4.0]), 3)
+    array([1., 3.])
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) <= bins:
+        return distinct[1:]
+    heavy = counts > len(values) / bins
+    light, free = np.where(heavy, 0, counts), max(1, bins - int(heavy.sum()))
+    # The middle of a value's rows among those of light values, in [0, 1), says which bin it falls into.
+    middle = (np.cumsum(light) - light / 2) / max(int(light.sum()), 1)
+    group = np.where(heavy, -1 - np.arange(len(distinct)), np.minimum(middle * free, free - 1).astype(np.int64))
+    return distinct[1:][group[1:] != group[:-1]]
+
+
+def _binned(column: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """One-hot (n, len(edges) + 1); all zero for a missing number."""
+    place = np.searchsorted(edges, column, side="right")
+    return (place[:, None] == np.arange(len(edges) + 1)) & ~np.isnan(column)[:, None]
+
+
+def _checked_clip(clip: float | None) -> float:
+    if clip is None:
+        return math.inf
+    if not clip > 0:
+        raise ValueError(f"clip={clip} is not a limit of standardised numbers; give a number above 0, say 4, or None")
+    return float(clip)
 
 
 def checked_table(inputs: Any) -> tuple[np.ndarray, np.ndarray]:

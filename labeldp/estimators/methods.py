@@ -1,0 +1,257 @@
+"""A method's name → its recipe, run on public features and a vault, with settings that suit tables.
+
+Every function here has the same arguments and returns something that predicts; what it asks of the vault is the
+recipe's business, and the vault's budget is ε and δ whatever the recipe does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from labeldp.choosing.choice import Choice
+from labeldp.choosing.recipes import BY_NAME
+from labeldp.estimators.nets import FeatureNet, usual_fit
+from labeldp.estimators.progress import Tell
+from labeldp.learning.clusters import kmeans
+from labeldp.learning.fit import predict
+from labeldp.learning.rehearsal import rehearse
+from labeldp.private.vault import LabelVault
+from labeldp.recipes import (
+    alibi,
+    cluster_votes,
+    debiased,
+    forward,
+    labeldp_pro,
+    lp_mst,
+    one_shot,
+    one_shot_prior,
+    rounds,
+    rr,
+    ssl_prior,
+    students,
+)
+from labeldp.recipes.one_shot import OneShot
+
+
+class Predictor(Protocol):
+    """What a method leaves behind: scores of public rows."""
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """(n, K)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class HeadPredictor:
+    """The head of one look, φ = basis(x): softmax(t·Wφ) are honest probabilities."""
+
+    basis: Any
+    weight: Tensor
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """t·Wφ."""
+        return torch.cat([self.basis(part) @ self.weight.T for part in rows.to(self.weight.device).split(8192)])
+
+
+@dataclass(frozen=True, eq=False)
+class NetPredictor:
+    """A trained network; `own` says that the user brought it."""
+
+    net: nn.Module
+    own: bool
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """The network's outputs."""
+        return predict(self.net, rows)
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a recipe is given.
+
+    Args:
+        features: public, (n, p), what heads see.
+        inputs: public, what networks see; the features for tables.
+        vault: the labels.
+        epsilon, delta: all that may be spent.
+        model: the user's network, copied; None for `FeatureNet`.
+        settings: for the recipe and, those it does not know, for the training loop.
+        seed: of everything public.
+        report: told of progress.
+    """
+
+    features: Tensor
+    inputs: Tensor
+    vault: LabelVault
+    epsilon: float
+    delta: float
+    model: nn.Module | None
+    settings: Mapping[str, Any]
+    seed: int
+    report: Tell | None = None
+
+    def net(self) -> nn.Module:
+        """The network to train, on the device of its inputs."""
+        if self.model is not None:
+            return self.model.to(self.inputs.device)
+        if self.inputs.ndim != 2:
+            raise ValueError(f"X has shape {tuple(self.inputs.shape)}; networks for it are not built in: give model=")
+        return FeatureNet(self.inputs.shape[1], self.vault.num_classes).to(self.inputs.device)
+
+    def done(self, net: nn.Module) -> NetPredictor:
+        """What is left of a trained network."""
+        return NetPredictor(net, self.model is not None)
+
+
+Method = Callable[[Job], Predictor]
+
+
+def _one_shot(job: Job) -> HeadPredictor:
+    shot = _look(job, _settings(one_shot.train, job)[0])
+    return HeadPredictor(shot.rehearsal.basis, shot.weight)
+
+
+def _look(job: Job, settings: Mapping[str, Any]) -> OneShot:
+    usual = {"rehearse": functools.partial(rehearse, seed=job.seed), "report": job.report}
+    return one_shot.train(job.features, job.vault, epsilon=job.epsilon, delta=job.delta, **{**usual, **settings})
+
+
+def _student(job: Job) -> NetPredictor:
+    known, for_fit = _settings(students.train, job, "fit")
+    net = job.net()
+    shot = _look(job, {})
+    fit = usual_fit(len(job.inputs), for_fit, job.seed, job.report) if job.inputs.ndim == 2 else None
+    return job.done(students.train(net, job.inputs, shot.probabilities(job.features), **{"fit": fit, **known}))
+
+
+def _rounds(job: Job) -> NetPredictor:
+    known, for_fit = _settings(rounds.train, job, "teach")
+    teach = functools.partial(students.train, fit=usual_fit(len(job.inputs), for_fit, job.seed, job.report))
+    settings: dict[str, Any] = {"teach": teach, **known}
+    budget = {"epsilon": job.epsilon, "delta": job.delta}
+    return job.done(rounds.train(job.net(), job.inputs, job.features, job.vault, **budget, **settings).model)
+
+
+def _one_shot_prior(job: Job) -> NetPredictor:
+    known, for_fit = _settings(one_shot_prior.train, job, "fit")
+    settings: dict[str, Any] = {
+        "fit": usual_fit(len(job.inputs), for_fit, job.seed, job.report),
+        "report": job.report,
+        **known,
+    }
+    budget = {"epsilon": job.epsilon, "delta": job.delta}
+    return job.done(one_shot_prior.train(job.net(), job.inputs, job.features, job.vault, **budget, **settings).model)
+
+
+def _answers(train: Callable[..., nn.Module], **usual: Any) -> Method:
+    """Recipes of the form train(model, inputs, vault, epsilon=, fit=, …)."""
+
+    def run(job: Job) -> NetPredictor:
+        known, for_fit = _settings(train, job, "fit")
+        settings = {"fit": usual_fit(len(job.inputs), for_fit, job.seed, job.report), **usual, **known}
+        return job.done(train(job.net(), job.inputs, job.vault, epsilon=job.epsilon, **settings))
+
+    return run
+
+
+def _clustered(train: Callable[..., nn.Module], **usual: Any) -> Method:
+    """The same with clusters of the features, found without a label."""
+
+    def run(job: Job) -> Predictor:
+        count = max(job.vault.num_classes, min(100, len(job.features) // 50))
+        clusters = kmeans(job.features, min(count, len(job.features)), seed=job.seed)
+        return _answers(train, clusters=clusters, **usual)(job)
+
+    return run
+
+
+def _gradients(denoiser: Callable[[], Any]) -> Method:
+    def run(job: Job) -> NetPredictor:
+        known, odd = _settings(labeldp_pro.train, job)
+        if odd:
+            raise ValueError(f"settings has {sorted(odd)}, which labeldp_pro.train does not know")
+        usual: dict[str, Any] = {
+            "epochs": 5, "batch_size": max(1, min(1024, len(job.vault) // 10)), "denoiser": denoiser(),
+            "seed": job.seed, "report": job.report,
+        }  # fmt: skip
+        budget = {"epsilon": job.epsilon, "delta": job.delta}
+        return job.done(labeldp_pro.train(job.net(), job.inputs, job.vault, **budget, **{**usual, **known}))
+
+    return run
+
+
+METHODS: dict[str, Method] = {
+    "one_shot": _one_shot,
+    "one_shot+student": _student,
+    "rounds": _rounds,
+    "one_shot_prior": _one_shot_prior,
+    "cluster_votes": _clustered(cluster_votes.train),
+    "rr": _answers(rr.train),
+    "forward": _answers(forward.train),
+    "debiased": _answers(debiased.train),
+    "lp_mst": _answers(lp_mst.train, learn=lp_mst.likelihood),
+    "ssl_prior": _clustered(ssl_prior.train, learn=lp_mst.posterior_of_model),
+    "alibi": _answers(alibi.train),
+    "labeldp_pro": _gradients(labeldp_pro.alt_rows),
+    "dp_sgd": _gradients(labeldp_pro.no_op),
+}
+# Those that spend no δ, whatever δ is allowed; not in the ranking: rr and debiased.
+_PURE_TOO = frozenset({"rr", "debiased"})
+
+
+def is_pure(method: str) -> bool:
+    """Whether the method spends no δ."""
+    return method in _PURE_TOO or BY_NAME[method].pure
+
+
+def trains_net(method: str) -> bool:
+    """Whether the method trains a network, so that the user's own can be used."""
+    return method != "one_shot"
+
+
+def checked_method(method: object, model: nn.Module | None) -> str:
+    """The name, or ValueError."""
+    if not isinstance(method, str) or method not in (*METHODS, "auto"):
+        raise ValueError(f"method={method!r} is not known; give 'auto' or one of {', '.join(METHODS)}")
+    if model is not None and not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}; give a torch.nn.Module, or None")
+    if model is not None and method == "one_shot":
+        raise ValueError("method='one_shot' trains no network, but model is given; try method='one_shot+student'")
+    return method
+
+
+def best_for(choice: Choice, model: nn.Module | None) -> str:
+    """The winner of the ranking; with a network of the user's, the best recipe that trains one."""
+    usable = (one.recipe for one in choice.ranking if not one.obstacle and (model is None or trains_net(one.recipe)))
+    return next(usable, choice.recipe)
+
+
+def _settings(train: Callable[..., Any], job: Job, *made_here: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings that the recipe knows, and the rest."""
+    # What is spent and on what is the estimator's business.
+    taken = {"model", "inputs", "features", "vault", "epsilon", "delta", "probabilities", "noise_multiplier"}
+    names = set(inspect.signature(train).parameters) - taken
+    refused = sorted(taken & set(job.settings))
+    if refused:
+        raise ValueError(f"settings has {refused}, which the estimator sets; leave them out")
+    known = {name: value for name, value in job.settings.items() if name in names}
+    rest = {name: value for name, value in job.settings.items() if name not in names}
+    if rest and not made_here:
+        raise ValueError(f"settings has {sorted(rest)}, which {train.__module__}.train does not know")
+    return known, rest
+
+
+@contextlib.contextmanager
+def public_seed(seed: int) -> Iterator[None]:
+    """Torch's own generator starts from this public seed, and is put back afterwards. No noise comes from it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
