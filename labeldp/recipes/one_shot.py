@@ -13,12 +13,10 @@ because the noise is spread over all rows of a class; see docs/one_look.md for w
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,23 +24,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.events import Event
 from labeldp.data.moment_storage import load_moments, save_moments
 from labeldp.learning.drawn import compare_heads
 from labeldp.learning.features import Device, Extractor, FeatureMap
 from labeldp.learning.heads import Head, ridge_head, softmax_head
 from labeldp.learning.moments import Axes, eigenbasis
-from labeldp.learning.plans import Basis, Plan, gram_of
+from labeldp.learning.plan_file import load_plan, save_plan
+from labeldp.learning.plans import gram_of
 from labeldp.learning.rehearsal import Rehearsal, Scored, rehearse
 from labeldp.learning.temperature import Scale, honest_scale
-from labeldp.private.counts import GaussianNoise, LaplaceNoise
+from labeldp.private.counts import GaussianNoise
 from labeldp.private.moments import Moments
 from labeldp.private.vault import LabelVault
 from labeldp.recipes.common import ask_once, in_folder, question_note
 from labeldp.recipes.groups import check_affordable
+from labeldp.recipes.look_noise import Noise, event_of, noise_by_width, noise_for
 from labeldp.releases import NoisyMoments
 
-Noise = GaussianNoise | LaplaceNoise
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
 _ROWS_AT_ONCE = 8192
 
@@ -200,25 +198,6 @@ def train_on_inputs(
     return OnInputs(found, train(features, vault, epsilon=epsilon, delta=delta, **settings))
 
 
-def noise_for(epsilon: float, delta: float) -> Noise:
-    """The least noise for one look at (ε, δ): Gaussian, or Laplace where δ is 0."""
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon={epsilon} is not a budget for a noisy moment; give a finite number above 0")
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta={delta} is not a probability below 1; give 0 or, say, 1e-5")
-    return GaussianNoise.for_budget(epsilon, delta) if delta > 0 else LaplaceNoise(epsilon)
-
-
-def noise_by_width(noise: Noise) -> Callable[[int], float]:
-    """Number of directions d → deviation of the noise on rows of length 1, for the rehearsal.
-
-    Gaussian noise is σ whatever d. Laplace noise hides the norm of order 1, at most √d: its scale is 2√d/ε.
-    """
-    if isinstance(noise, GaussianNoise):
-        return lambda width: noise.std
-    return lambda width: math.sqrt(2.0) * 2.0 * math.sqrt(width) / noise.epsilon
-
-
 # -- the steps ----------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +215,7 @@ def _rehearsed(
     names = [_name(head) for head in heads]
     note = {"features": list(features.shape), "classes": num_classes, "noise": repr(noise), "heads": names}
     if kept is not None and kept.exists():
-        found = _load_plan(kept, note, features.device)
+        found = load_plan(kept, note, features.device)
         tell("rehearsal", f"kept from an earlier run: {found.plan}")
         return found
 
@@ -245,7 +224,7 @@ def _rehearsed(
 
     found = rehearse(features, num_classes, noise_by_width(noise), heads=heads, report=told)
     if kept is not None:
-        _save_plan(kept, found, note)
+        save_plan(kept, found, note)
     return found
 
 
@@ -318,37 +297,3 @@ def check_features(features: Tensor, vault: LabelVault) -> None:
 def _check_count(count: int, name: str, vault: LabelVault) -> None:
     if count != len(vault):
         raise ValueError(f"{name} has {count} rows and the vault {len(vault)}; give one per label")
-
-
-def event_of(noise: Noise) -> Event:
-    """What the look will cost, whatever the features."""
-    return Moments(np.zeros((1, 1)), 1, noise, 1.0).event()
-
-
-# -- the plan on disk -------------------------------------------------------------------------------------------------
-
-
-def _save_plan(path: Path, found: Rehearsal, note: dict[str, Any]) -> None:
-    tried = [[asdict(scored.plan), scored.score] for scored in found.tried]
-    scales = [asdict(scale) for scale in found.scales]
-    described = {"plan": asdict(found.plan), "tried": tried, "scales": scales, "note": note}
-    basis = found.basis
-    draft = path.with_name(path.name + ".part.npz")
-    np.savez(
-        draft, allow_pickle=False, description=np.array(json.dumps(described)), mean=basis.mean.cpu().numpy(),
-        matrix=basis.matrix.cpu().numpy(), sizes=np.array([basis.constant, basis.bound]),
-    )  # fmt: skip
-    os.replace(draft, path)
-
-
-def _load_plan(path: Path, note: dict[str, Any], device: torch.device) -> Rehearsal:
-    with np.load(path, allow_pickle=False) as arrays:
-        fields = json.loads(str(arrays["description"]))
-        mean, matrix = (torch.from_numpy(arrays[name]).to(device) for name in ("mean", "matrix"))
-        constant, bound = map(float, arrays["sizes"])
-    odd = sorted(key for key in note if note[key] != fields["note"].get(key))
-    if odd:
-        raise ValueError(f"{path} is the plan of another run ({', '.join(odd)} differ); use a new folder")
-    tried = tuple(Scored(Plan(**plan), score) for plan, score in fields["tried"])
-    scales = tuple(Scale(**scale) for scale in fields["scales"])
-    return Rehearsal(Plan(**fields["plan"]), Basis(mean, matrix, constant, bound), tried, scales)

@@ -36,6 +36,7 @@ from labeldp.private.vault import LabelVault
 from labeldp.recipes import lp_mst, one_shot
 from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
 from labeldp.recipes.groups import check_affordable
+from labeldp.recipes.look_noise import event_of, noise_by_width, noise_for
 from labeldp.recipes.lp_mst import Known, Learn
 from labeldp.recipes.one_shot import OneShot, Rehearse, Report
 from labeldp.releases import NoisyLabels
@@ -179,7 +180,7 @@ def _largest_first(epsilon: float, delta: float, second: float) -> float:
 
 
 def _expected(stage: Stage, head: Head, first: float, second: float, delta: float) -> float:
-    noise = one_shot.noise_by_width(one_shot.noise_for(first, delta))
+    noise = noise_by_width(noise_for(first, delta))
     found = rehearse(stage.features, stage.num_classes, noise, heads=[head], draws=1, stage=stage)
     right: list[float] = []
     for scores, labels in stage.play(found.plan, head, noise, 1):
@@ -215,8 +216,8 @@ def _taught(
 
 
 def _look(first: float, delta: float) -> Look:
-    noise = one_shot.noise_for(first, delta)
-    return Look(one_shot.event_of(noise))
+    noise = noise_for(first, delta)
+    return Look(event_of(noise))
 
 
 def _check_split(split: Split, epsilon: float, delta: float) -> None:

@@ -23,7 +23,8 @@ from labeldp.learning.heads import ridge_head, softmax_head
 from labeldp.learning.plans import Plan
 from labeldp.learning.rehearsal import rehearse
 from labeldp.recipes import one_shot, rr
-from labeldp.recipes.one_shot import noise_by_width, noise_for, train, train_on_inputs
+from labeldp.recipes.look_noise import noise_by_width, noise_for
+from labeldp.recipes.one_shot import train, train_on_inputs
 
 K, N, WIDTH, DELTA = 5, 6000, 24, 1e-5
 quick = functools.partial(rehearse, plans=[Plan(8), Plan(20)], clusterings=2, draws=1)

@@ -20,7 +20,8 @@ from labeldp.learning.fit import accuracy, fit, sgd
 from labeldp.learning.plans import Plan
 from labeldp.learning.rehearsal import rehearse
 from labeldp.learning.schedules import linear
-from labeldp.recipes import forward, lp_mst, one_shot, one_shot_prior
+from labeldp.recipes import forward, lp_mst, one_shot_prior
+from labeldp.recipes.look_noise import event_of, noise_for
 from labeldp.recipes.one_shot_prior import Split, rehearse_split, split_budget, train
 from tests.recipes.test_one_shot import modes
 
@@ -62,7 +63,7 @@ def test_the_ledger_composes_both_looks_to_epsilon(epsilon, share):
     box = vault(Budget(epsilon, DELTA))
     first, second = split_budget(epsilon, DELTA, share)
     found = run(box, epsilon, split=Split(first, second, 0.0))
-    std = one_shot.noise_for(first, DELTA).std
+    std = noise_for(first, DELTA).std
     (group,) = box.ledger.groups()
     events = {look.event: look.times for look in group.looks}
     assert events == {GridGaussian(std, math.sqrt(2)): 1, PureDP(second): 1}
@@ -80,7 +81,7 @@ def test_the_ledger_composes_both_looks_to_epsilon(epsilon, share):
 @settings(max_examples=25)
 def test_any_split_fits_into_the_budget(epsilon, share):
     first, second = split_budget(epsilon, DELTA, share)
-    looks = (Look(one_shot.event_of(one_shot.noise_for(first, DELTA))), Look(PureDP(second)))
+    looks = (Look(event_of(noise_for(first, DELTA))), Look(PureDP(second)))
     assert second == (1 - share) * epsilon
     assert epsilon_of(looks, DELTA) <= epsilon * (1 + 1e-9)
 

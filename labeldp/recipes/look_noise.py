@@ -1,0 +1,38 @@
+"""The noise of one look at a moment: from a budget, to the rehearsal, to the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from labeldp.accounting.events import Event
+from labeldp.private.counts import GaussianNoise, LaplaceNoise
+from labeldp.private.moments import Moments
+
+Noise = GaussianNoise | LaplaceNoise
+
+
+def noise_for(epsilon: float, delta: float) -> Noise:
+    """The least noise for one look at (ε, δ): Gaussian, or Laplace where δ is 0."""
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon={epsilon} is not a budget for a noisy moment; give a finite number above 0")
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta={delta} is not a probability below 1; give 0 or, say, 1e-5")
+    return GaussianNoise.for_budget(epsilon, delta) if delta > 0 else LaplaceNoise(epsilon)
+
+
+def noise_by_width(noise: Noise) -> Callable[[int], float]:
+    """Number of directions d → deviation of the noise on rows of length 1, for the rehearsal.
+
+    Gaussian noise is σ whatever d. Laplace noise hides the norm of order 1, at most √d: its scale is 2√d/ε.
+    """
+    if isinstance(noise, GaussianNoise):
+        return lambda width: noise.std
+    return lambda width: math.sqrt(2.0) * 2.0 * math.sqrt(width) / noise.epsilon
+
+
+def event_of(noise: Noise) -> Event:
+    """What the look will cost, whatever the features."""
+    return Moments(np.zeros((1, 1)), 1, noise, 1.0).event()
