@@ -95,13 +95,15 @@ def train(
         model: maps inputs to K scores and keeps all but its last layer in `model.body`, as those of the zoo do.
         inputs: public, on the model's device, in the vault's order: what the students see.
         features: public, (n, p): what the heads see in all rounds, and nothing else in the first.
-        shares: the part of the budget, in squares of μ, of each look; they add up to 1.
+        shares: the part of the budget, in squares of μ, of each look; they add up to 1. Alike, as a rule: a head gains
+            little from twice the μ², so half of it makes a first teacher nearly as good as all of it would.
         look: `one_shot.train`, or that with settings bound.
         teach: `students.train`, or that with settings bound: `functools.partial(students.train, fit=…)`.
         folder: keeps looks and students, so that a killed run goes on and does not ask again.
     """
     check_rows(model, inputs, vault, vault.num_classes)
-    body, parts = _body(model), split_budget(epsilon, delta, shares)
+    _body(model)  # refused before anything is spent
+    parts = split_budget(epsilon, delta, shares)
     folders = [None if folder is None else folder / f"round-{number}" for number in range(1, len(parts) + 1)]
     events = [Gaussian(GaussianNoise.for_budget(part, delta).std, math.sqrt(2.0)) for part in parts]
     check_affordable(vault, [(event, in_folder(f, "moment.npz")) for event, f in zip(events, folders, strict=True)])
@@ -110,7 +112,7 @@ def train(
     guess, seen = torch.empty(0), features
     for part, place in zip(parts, folders, strict=True):
         if shots:
-            seen = joined(features, _learnt(body, inputs))
+            seen = joined(features, _learnt(_body(model), inputs))
             guess = students.mixed()(guess, predict(model, inputs).softmax(dim=1))
             model.load_state_dict(first)
         shots.append(look(seen, vault, epsilon=part, delta=delta, folder=place))
