@@ -1,0 +1,186 @@
+"""FixMatch: rows without a label learn, under strong changes, what the model is sure of under weak ones.
+
+    loss = mean_b objective(model(weak(x_b)), b)  +  λ · mean_u 1[max q_u ≥ τ] · CE(argmax q_u, model(strong(x_u)))
+    with q_u = softmax(model(weak(x_u)) / T), through which no gradient goes
+
+K. Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", 2020. `fixmatch` has
+the face of `labeldp.learning.fit.fit`, so every recipe with a `fit` argument can train by it: the private labels enter
+through the objective alone, hard or soft, weighted, or by their likelihood.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from labeldp.learning.augment import Augment
+from labeldp.learning.cache import content_key
+from labeldp.learning.fit import Inputs, MakeOptimizer
+from labeldp.learning.loop import minimise
+from labeldp.learning.objectives import Objective
+from labeldp.learning.schedules import Schedule
+from labeldp.learning.strong_views import strong_view, weak_view
+from labeldp.models.shared import checked_count
+
+
+def fixmatch(
+    model: nn.Module,
+    inputs: Inputs,
+    objective: Objective,
+    *,
+    epochs: int,
+    rows: Tensor | None = None,
+    batch_size: int = 64,
+    ratio: int = 7,
+    threshold: float = 0.95,
+    temperature: float = 1.0,
+    strength: float = 1.0,
+    weak: Augment | None = None,
+    strong: Augment | None = None,
+    prior: Tensor | None = None,
+    average: float = 0.999,
+    compiled: bool = False,
+    seed: int = 0,
+    **loop: Any,
+) -> nn.Module:
+    """Train by FixMatch; returns the model, in place and in eval mode, with the averaged weights.
+
+    Args:
+        inputs: of all rows, labelled or not, on the model's device; an epoch goes over all of them once.
+        objective: (logits, row numbers) → loss per row; asked about the labelled rows only.
+        rows: the labelled rows (all when None), on the same device; a batch of them is drawn for every step.
+        batch_size, ratio: labelled rows in a step, and how many times as many unlabelled ones (μ).
+        threshold, temperature, strength: τ, T and λ.
+        weak, strong: views of the inputs, `weak_view()` and `strong_view()` when None, which are for images in [0, 1];
+            for scaled images wrap them in `strong_views.scaled`.
+        prior: class shares, (K,), to which guesses are held (distribution alignment, Berthelot et al. 2020): q times
+            prior over the running mean of q, made to sum to 1. Public, or from a release. Not used when None.
+        average: decay of the moving average of the weights, which is what comes back; 0 is off.
+        compiled: run through torch.compile.
+        seed: of order, labelled batches and views.
+        loop: others of `minimise`. `weights_sgd(0.03)` and `seven_sixteenths()` unless given.
+    """
+    if not isinstance(inputs, Tensor):
+        raise ValueError("inputs is a tuple; FixMatch changes views of one tensor, give that one")
+    _check(threshold, temperature, strength, average)
+    labelled = torch.arange(len(inputs), device=inputs.device) if rows is None else rows
+    if len(labelled) == 0:
+        raise ValueError("rows is empty, so nothing says what the classes are; give at least one labelled row")
+    views = (weak or weak_view(), strong or strong_view())
+    network = _Network(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
+    forward: Any = torch.compile(model) if compiled else model
+    checked_count("batch_size", batch_size)
+
+    def loss(unlabelled: Tensor, generator: Generator) -> Tensor:
+        place = torch.randint(len(labelled), (batch_size,), device=inputs.device, generator=generator)
+        chosen = labelled[place]
+        logits = forward(three_views(inputs, chosen, unlabelled, *views, generator)).float()
+        known, guess, aim = logits.split((batch_size, len(unlabelled), len(unlabelled)))
+        beliefs = network.aligned(torch.softmax(guess.detach() / temperature, dim=1))
+        return objective(known, chosen).mean() + strength * consistency(aim, beliefs, threshold)
+
+    many = min(batch_size * checked_count("ratio", ratio), len(inputs))
+    usual: dict[str, Any] = {"optimizer": weights_sgd(0.03), "schedule": seven_sixteenths()}
+    settings: Any = {**usual, **loop, "batch_size": many}
+    run = content_key(
+        "fixmatch", str((epochs, batch_size, ratio, threshold, temperature, strength, average, seed)), labelled
+    )
+    minimise(network, loss, len(inputs), epochs=epochs, after=network.follow(average), seed=seed, run=run, **settings)
+    return network.finish(average)
+
+
+def three_views(
+    inputs: Tensor, labelled: Tensor, unlabelled: Tensor, weak: Augment, strong: Augment, generator: Generator
+) -> Tensor:
+    """Weak views of the labelled rows, weak and strong views of the others, one after the other, for one pass."""
+    # Pixels need more digits than mixed precision has.
+    with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+        other = inputs[unlabelled]
+        gentle = weak(torch.cat((inputs[labelled], other)), generator)
+        return torch.cat((gentle, strong(other, generator)))
+
+
+def consistency(logits: Tensor, beliefs: Tensor, threshold: float) -> Tensor:
+    """Mean cross-entropy to the likeliest class, over all rows, those below the threshold counting 0.
+
+    >>> sure = torch.tensor([[0.97, 0.03], [0.6, 0.4]])
+    >>> consistency(torch.zeros(2, 2), sure, 0.95)
+    tensor(0.3466)
+    """
+    confidence, targets = beliefs.max(dim=1)
+    return ((confidence >= threshold) * cross_entropy(logits, targets, reduction="none")).mean()
+
+
+def seven_sixteenths() -> Schedule:
+    """cos(7π/16 · share of training done): from 1 down to about 0.195.
+
+    >>> round(seven_sixteenths()(1.0), 3)
+    0.195
+    """
+    return lambda done: math.cos(7 * math.pi / 16 * done)
+
+
+def weights_sgd(learning_rate: float, momentum: float = 0.9, weight_decay: float = 5e-4) -> MakeOptimizer:
+    """Nesterov SGD with weight decay on weights, not on biases and norms (parameters of one dimension)."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        every = list(parameters)
+        wide, thin = ([p for p in every if (p.ndim > 1) == large] for large in (True, False))
+        groups = [{"params": wide, "weight_decay": weight_decay}, {"params": thin, "weight_decay": 0.0}]
+        kept = [group for group in groups if group["params"]]
+        return torch.optim.SGD(kept, learning_rate, momentum, nesterov=momentum > 0)
+
+    return make
+
+
+class _Network(nn.Module):
+    """The model, its moving average, and the running mean of its guesses: what a checkpoint must hold."""
+
+    mean: Tensor
+
+    def __init__(self, model: nn.Module, prior: Tensor | None) -> None:
+        super().__init__()
+        self.model = model
+        self.slow = copy.deepcopy(model).requires_grad_(False)
+        self.prior = prior
+        self.register_buffer("mean", None if prior is None else prior.clone())
+
+    def aligned(self, beliefs: Tensor) -> Tensor:
+        if self.prior is None:
+            return beliefs
+        self.mean.lerp_(beliefs.mean(dim=0), 0.01)
+        shifted = beliefs * (self.prior / self.mean.clamp_min(1e-6))
+        return shifted / shifted.sum(dim=1, keepdim=True)
+
+    def follow(self, decay: float) -> Any:
+        """One step of the average after every step of training; running means of norms are copied."""
+        if not decay:
+            return None
+        slow, fast = ([p.detach() for p in part.parameters()] for part in (self.slow, self.model))
+
+        def after(share: float) -> None:
+            torch._foreach_lerp_(slow, fast, 1.0 - decay)  # pyright: ignore[reportPrivateImportUsage]
+            for kept, new in zip(self.slow.buffers(), self.model.buffers(), strict=True):
+                kept.copy_(new)
+
+        return after
+
+    def finish(self, decay: float) -> nn.Module:
+        if decay:
+            self.model.load_state_dict(self.slow.state_dict())
+        return self.model.eval()
+
+
+def _check(threshold: float, temperature: float, strength: float, average: float) -> None:
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold={threshold} is not a probability; 0.95 is usual")
+    if not temperature > 0 or not strength >= 0:
+        raise ValueError(f"temperature={temperature}, strength={strength}; give more than 0, and 0 or more")
+    if not 0 <= average < 1:
+        raise ValueError(f"average={average} is not in [0, 1); 0.999 is usual, for thousands of steps")
