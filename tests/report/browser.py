@@ -1,0 +1,67 @@
+"""A real browser, where there is one: pictures of a page, and what it says about itself."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PROGRAM = next((path for path in map(shutil.which, NAMES) if path), None)
+needed = pytest.mark.skipif(PROGRAM is None, reason=f"no browser here: none of {', '.join(NAMES)} is installed")
+
+# Runs in a page around the report: the report itself lets no script run.
+_SCRIPT = """
+addEventListener("load", () => {
+  const page = document.querySelector("iframe").contentDocument, found = {};
+  found.scroll = page.documentElement.scrollWidth;
+  found.width = page.documentElement.clientWidth;
+  found.height = page.documentElement.scrollHeight;
+  found.background = page.defaultView.getComputedStyle(page.body).backgroundColor;
+  found.wide = [...page.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > found.width + 0.5)
+    .map(e => e.outerHTML.slice(0, 80));
+  found.texts = [...page.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("text")].map(text => {
+    const box = text.getBoundingClientRect(), whole = svg.getBoundingClientRect();
+    return {said: text.textContent, left: box.left, right: box.right, top: box.top, bottom: box.bottom,
+            inside: box.left >= whole.left - 1 && box.right <= whole.right + 1 && box.bottom <= whole.bottom + 1,
+            size: parseFloat(page.defaultView.getComputedStyle(text).fontSize) * whole.width / 340};
+  }));
+  document.querySelector("pre").textContent = "FOUND" + JSON.stringify(found) + "END";
+});
+"""
+
+
+def _run(source: Path, width: int, height: int, *options: str) -> bytes:
+    """Start it with a profile of its own, headless, offline."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = [
+            str(PROGRAM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+            "--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}",
+            f"--window-size={width},{height}", *options, source.as_uri(),
+        ]  # fmt: skip
+        return subprocess.run(command, capture_output=True, check=True, timeout=180).stdout
+
+
+def _around(page: str, width: int, height: int, folder: Path) -> Path:
+    """A page that holds the report in a frame: windows cannot be made narrower than 500 pixels everywhere."""
+    source = folder / f"frame-{width}.html"
+    frame = f'<iframe style="border:0;width:{width}px;height:{height}px" srcdoc="{html.escape(page)}"></iframe>'
+    source.write_text(f'<body style="margin:0">{frame}<pre></pre><script>{_SCRIPT}</script>', encoding="utf-8")
+    return source
+
+
+def measured(page: str, width: int, folder: Path) -> dict:
+    """Sizes, and every text of every picture, as the browser lays them out."""
+    dom = _run(_around(page, width, 2000, folder), max(width, 500), 2000, "--dump-dom").decode()
+    return json.loads(html.unescape(re.search(r"<pre>FOUND(.*)END</pre>", dom, re.S).group(1)))
+
+
+def photographed(page: str, width: int, height: int, target: Path, dark: bool = False) -> Path:
+    """A screenshot as PNG."""
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    _run(_around(page, width, height, target.parent), width, height, f"--screenshot={target}", *scheme)
+    return target
