@@ -20,7 +20,7 @@ from labeldp.estimators.methods import METHODS, Job, best_for, checked_method, i
 from labeldp.estimators.parts import plain
 from labeldp.estimators.progress import Report, Teller
 from labeldp.learning.features import Extractor
-from labeldp.private.vault import LabelVault
+from labeldp.private.vault import LabelVault, LedgerStore
 
 
 class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
@@ -95,27 +95,41 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             X: public features: NumPy array, list, pandas, polars or Arrow table, torch tensor; images (n, C, H, W).
             y: one class per row. Nothing of it is kept.
         """
+        return self._fit(X, y)
+
+    def _fit(self, inputs: Any, y: Any, payer: LedgerStore | None = None) -> LabelDPClassifier:
+        """`fit`, charged to the store, or to this payer instead."""
         # A fit that is refused leaves nothing that predicts.
         self.__dict__.pop("_predictor", None)
         epsilon, method = self._checked_epsilon(), checked_method(self.method, self.model)
         tell, seed = Teller(self.report), self._seed()
-        inputs = self._read(X, reset=True)
-        rows = len(inputs) if isinstance(inputs, Tensor) else len(inputs[0])
+        read = self._read(inputs, reset=True)
+        rows = len(read) if isinstance(read, Tensor) else len(read[0])
         self.classes_, codes = self._codes(y, rows)
-        account = spending.account(self.store, self.dataset, codes, len(self.classes_), self.note)
-        delta = self._checked_delta(rows, None if account is None else account.budget.delta)
-        seen, shown = self._fit_features(inputs, seed, tell)
+        payer, most = self._payer(codes, payer)
+        delta = self._checked_delta(rows, most)
+        seen, shown = self._fit_features(read, seed, tell)
         self.choice_ = self._choice(rows, seen, epsilon, delta, method)
         self.method_ = method if self.choice_ is None else best_for(self.choice_, self.model)
         tell.say("choice", self.method_)
-        if account is None:
-            spending.note_fit(codes, self._family)
-        vault = LabelVault(codes, len(self.classes_), Budget(epsilon, delta), store=account)
+        vault = LabelVault(codes, len(self.classes_), Budget(epsilon, delta), store=payer)
         job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
         with public_seed(seed):
             self._predictor = METHODS[self.method_](job)
         self._certify(vault, is_pure(self.method_), delta, tell)
         return self
+
+    def _payer(
+        self, codes: npt.NDArray[np.int64], payer: LedgerStore | None
+    ) -> tuple[LedgerStore | None, float | None]:
+        """Who is charged before every look, and the most δ it allows where it says so."""
+        if payer is not None:
+            return payer, None
+        account = spending.account(self.store, self.dataset, codes, len(self.classes_), self.note)
+        if account is None:
+            spending.note_fit(codes, self._family)
+            return None, None
+        return account, account.budget.delta
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """P(class | row), (n, K), in the order of `classes_`."""

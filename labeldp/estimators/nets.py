@@ -18,7 +18,7 @@ from labeldp.models.tables import linear_head
 from labeldp.recipes.common import Fit
 
 # Rows that pass the network in all, and the fewest and most passes over the data.
-_PASSED, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 6, 100
+_PASSED, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 6, 40
 
 
 class FeatureNet(nn.Module):
