@@ -34,6 +34,7 @@ from labeldp.accounting.events import (
     PoissonGaussian,
     PublicBatchGaussian,
     PureDP,
+    TeacherVoting,
 )
 from labeldp.accounting.gaussian import (
     AccountingError,
@@ -151,9 +152,9 @@ def _merged(looks: Iterable[Look]) -> Looks:
 
 
 def _mu(look: Look) -> float | None:
-    """Distance of means if the event is a plain Gaussian one, or a sampled one that always samples."""
+    """Distance of means if the event is a plain Gaussian one, a vote, or a sampled one that always samples."""
     event = look.event
-    if isinstance(event, Gaussian):
+    if isinstance(event, Gaussian | TeacherVoting):
         return event.mu
     sampled = isinstance(event, PoissonGaussian | FixedSizeGaussian | PublicBatchGaussian)
     return event.diameter / event.noise_std if sampled and event.rate == 1 else None

@@ -41,6 +41,7 @@ from labeldp.accounting.base import BaseEvent, check_ratio, set_noise, set_real
 from labeldp.accounting.gaussian import gaussian_profile
 from labeldp.accounting.sampled import FixedSizeGaussian, PoissonGaussian, PublicBatchGaussian
 from labeldp.accounting.special import expit, ndtr
+from labeldp.accounting.voting import TeacherVoting
 
 Array = NDArray[np.float64]
 
@@ -216,6 +217,7 @@ Event = (
     | PartitionGaussian
     | GridGaussian
     | DiscreteGaussian
+    | TeacherVoting
     | NonPrivate
 )
 _KINDS: dict[str, type[Event]] = {
@@ -229,6 +231,7 @@ _KINDS: dict[str, type[Event]] = {
         PartitionGaussian,
         GridGaussian,
         DiscreteGaussian,
+        TeacherVoting,
         NonPrivate,
     )
 }
