@@ -14,7 +14,8 @@ noise that the guess has not seen. They err differently, and their mean is bette
 
 When it helps: where a student is better than its head or errs elsewhere, so images or other raw inputs that a network
 learns from, and an ε at which a part of the budget makes a teacher that is mostly right. With features of a good
-encoder there is little left to learn: one look, at all of the budget, is better.
+encoder there is little left to learn: one look, at all of the budget, is better. In small trials (Fashion-MNIST, ε of
+0.1 and 0.5, small networks) two rounds were ahead of one look's head, and no surer to be ahead of its student: compare.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ Why the student can be better: a head on fixed features errs in ways that depend
 noise. A network that sees the pixels under changes (crops, mirrors) learns first what holds for many rows, and such
 errors late or never (early learning, Liu et al. 2020). When it helps: where a network trained on true labels would be
 clearly better than the head, and the teacher is right on most rows, so at ε of about 0.1 and more for tens of
-thousands of small images. It does not help where features of a good encoder leave nothing to learn from the pixels.
+thousands of small images. It does not help where features of a good encoder leave nothing to learn from the pixels, nor
+with a network that is no better than the head on true labels. Weights made little difference in our trials; generations
+do when they are `matched` to the moment (`train_after`), and the mean of head and student is often better than either.
 """
 
 from __future__ import annotations
