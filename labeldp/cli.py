@@ -22,6 +22,10 @@ import click
 
 from labeldp.cli_audit import audit
 from labeldp.cli_budget import account_of, budget
+from labeldp.cli_options import takes_config
+from labeldp.cli_predict import completion, predict
+from labeldp.cli_report import report
+from labeldp.cli_train import train
 
 if TYPE_CHECKING:
     from labeldp.accounting.certificate import Certificate
@@ -56,14 +60,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         # Outside of standalone mode click hands back the code of an early exit, and None otherwise.
         return cli.main(args=arguments, prog_name="labeldp", standalone_mode=False) or 0
-    except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "labeldp"
-        return _say(f"{error.format_message().rstrip('.').replace(chr(10), ' ')} (see: {where} --help)")
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _shown(error)
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; nothing was written (a charge already made stays in its journal)")
+        return _say("interrupted; nothing was written (a charge already made stays in its journal or store)")
     except ValueError as error:
         return _say(str(error))
     except OSError as error:
@@ -75,6 +75,15 @@ def _run(arguments: Sequence[str] | None) -> int:
             f"unexpected {type(error).__name__}; its message is withheld because it could quote a label "
             "(set LABELDP_DEBUG=1 to see it). Nothing was written"
         )
+
+
+def _shown(error: click.ClickException) -> int:
+    """Misused options in one sentence, too."""
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "labeldp"
+        return _say(f"{' '.join(error.format_message().split()).rstrip('.')} (see: {where} --help)")
+    error.show()
+    return error.exit_code
 
 
 def _say(sentence: str) -> int:
@@ -517,7 +526,11 @@ def reproduce_table(
     )
 
 
-# --- budgets and audits, in files of their own --------------------------------------------------------------------
+# --- models, budgets and audits, in files of their own ------------------------------------------------------------
 
+for _command in (train, predict, report, completion):
+    cli.add_command(_command)
+for _command in (epsilon, calibrate, privatize, plan, verify):
+    takes_config(_command)
 cli.add_command(budget)
 cli.add_command(audit)

@@ -9,7 +9,9 @@ A model keeps names and kinds, so that the columns of a new table are found by n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
+from labeldp.data import parquetfile
 from labeldp.data.arrow import pc
 from labeldp.data.csvfile import checked_delimiter
 from labeldp.data.csvscan import read_header
@@ -43,17 +46,34 @@ def read_public(
     path: Path, without: Sequence[str] = (), delimiter: str | None = None, as_text: Sequence[str] = ()
 ) -> pa.Table:
     """A Parquet or CSV file less some columns, which are not read; `as_text` are not guessed to be numbers."""
+    names = column_names(path, delimiter)
+    missing = [name for name in without if names.count(name) != 1]
+    if missing:
+        near = difflib.get_close_matches(missing[0], names, 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"the columns are {listed(names)} (case matters)"
+        raise TableError(f"there is no single column {missing[0]!r} in {path.name}; {advice}")
+    kept = [name for name in names if name not in without]
+    if not kept:
+        raise TableError(f"{path.name} has no column beside {listed(without)}; give a table with public features")
+    table = _csv(path, kept, delimiter, as_text) if path.suffix.lower() in TEXT else _parquet(path, kept)
+    if not table.num_rows:
+        raise TableError(f"{path.name} has no rows; give a table with some")
+    return table
+
+
+def column_names(path: Path, delimiter: str | None = None) -> list[str]:
+    """The names of all columns, from the header or the footer."""
     kind = path.suffix.lower()
-    if kind not in TEXT + PARQUET:
-        raise TableError(f"{str(path)!r} has no known format; its name must end in {', '.join(PARQUET + TEXT)}")
     if not path.is_file():
         raise TableError(f"{str(path)!r} is not a file; give the path of one Parquet or CSV file")
-    if kind in PARQUET and delimiter is not None:
-        raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
-    table = _csv(path, without, delimiter, as_text) if kind in TEXT else _parquet(path, without)
-    if not table.num_rows:
-        raise TableError(f"{str(path)!r} has no rows; give a table with some")
-    return table
+    if kind not in TEXT + PARQUET:
+        raise TableError(f"{str(path)!r} has no known format; its name must end in {', '.join(PARQUET + TEXT)}")
+    if kind in PARQUET:
+        if delimiter is not None:
+            raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
+        with _reading(path), parquetfile.opened(path) as file:
+            return list(file.schema_arrow.names)
+    return _header(path, checked_delimiter(delimiter, path))
 
 
 def columns_of(table: pa.Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
@@ -158,25 +178,30 @@ def _is_text(kind: Any) -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
-def _parquet(path: Path, without: Sequence[str]) -> pa.Table:
-    from labeldp.data import parquetfile
+def _parquet(path: Path, names: Sequence[str]) -> pa.Table:
+    with _reading(path), parquetfile.opened(path) as file:
+        return file.read(columns=list(names))
 
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        with parquetfile.opened(path) as file:
-            return file.read(columns=[name for name in file.schema_arrow.names if name not in without])
+        yield
     except (pa.ArrowException, OSError, UnicodeError) as error:
+        # The reader's own message may quote what it stumbled over.
         kind = type(error).__name__
+    else:
+        return
     raise TableError(f"{str(path)!r} cannot be read as Parquet ({kind}); is it damaged, or of another format?")
 
 
-def _csv(path: Path, without: Sequence[str], delimiter: str | None, as_text: Sequence[str]) -> pa.Table:
+def _csv(path: Path, names: Sequence[str], delimiter: str | None, as_text: Sequence[str]) -> pa.Table:
     import pyarrow.csv as pacsv
 
     separator = checked_delimiter(delimiter, path)
-    names = _header(path, separator)
     how = pacsv.ParseOptions(delimiter=separator.decode("ascii"), newlines_in_values=True)
     asked = pacsv.ConvertOptions(
-        include_columns=[name for name in names if name not in without],
+        include_columns=list(names),
         column_types={name: pa.string() for name in as_text if name in names},
     )
     try:
@@ -185,7 +210,7 @@ def _csv(path: Path, without: Sequence[str], delimiter: str | None, as_text: Seq
     except (pa.ArrowException, UnicodeError):
         # Its message may quote a whole line, label included.
         raise TableError(
-            f"{str(path)!r} cannot be read as CSV in UTF-8; check that every line has {len(names)} fields, give the "
+            f"{path.name} cannot be read as CSV; check that every line has as many fields as the header, give the "
             "--delimiter, and save it as UTF-8"
         ) from None
 

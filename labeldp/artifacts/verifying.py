@@ -23,6 +23,7 @@ from labeldp.artifacts.folder import (
     read_config,
     read_model,
 )
+from labeldp.data import tables
 
 # A composed ε is rounded up a hair above what was asked for at most.
 _SLACK = 1e-6
@@ -40,6 +41,16 @@ def verify_folder(folder: Path) -> tuple[str, ...]:
         return (f"the certificate cannot be verified: {str(error) or type(error).__name__}",)
     checks = (_files, _claim, _run, _model, _card, _metrics)
     return (*verify(certificate, folder / MODEL), *_found(checks, folder, certificate, story))
+
+
+def problems_of(path: Path) -> tuple[str, ...]:
+    """The same for whatever has a certificate: a folder, a privatized file, or a certificate by itself."""
+    return verify_folder(path) if path.is_dir() else tables.verify_file(path)
+
+
+def certificate_of(path: Path) -> Certificate:
+    """The certificate of a folder, a privatized file, or one by itself."""
+    return certificate_in(path) if path.is_dir() else tables.certificate_of(path)
 
 
 Check = Callable[[Path, Certificate, Story], Iterable[str]]
@@ -78,7 +89,12 @@ def _claim(_folder: Path, certificate: Certificate, story: Story) -> Iterable[st
 
 def _run(folder: Path, _certificate: Certificate, story: Story) -> Iterable[str]:
     (run,) = read_config(folder).values()
-    told = {"epsilon": story.epsilon, "label": story.label or None, "classes": story.classes and list(story.classes)}
+    told = {
+        "epsilon": story.epsilon,
+        "method": story.method,
+        "label": story.label or None,
+        "classes": story.classes and list(story.classes),
+    }
     for name, value in told.items():
         if name in run and run[name] != value:
             yield f"{CONFIG} and the certificate differ in {name}"
@@ -89,9 +105,10 @@ def _model(folder: Path, certificate: Certificate, story: Story) -> Iterable[str
     if metadata["kind"] != (certificate.release or {}).get("kind"):
         yield "the model and the certificate name different kinds of model"
     described = json.loads(metadata["model"])
-    for name, value in (("epsilon", story.epsilon), ("method_", story.method)):
+    described = described.get("estimator", described)
+    for name, value in (("epsilon", story.epsilon), ("method", story.method)):
         if described.get(name, value) != value:
-            yield f"the model and the certificate differ in {name.rstrip('_')}"
+            yield f"the model and the certificate differ in {name}"
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             yield f"tensor {name!r} of the model has values that are not finite"

@@ -103,7 +103,7 @@ def test_codes_stay_as_they_are_written_where_they_are_categories(tmp_path):
     [
         ("t.xlsx", b"", "must end in .parquet"),
         ("t.csv", b"x,y\n", "no rows"),
-        ("t.csv", f"x,y\n1,{SECRET},3\n".encode(), "every line has 2 fields"),
+        ("t.csv", f"x,y\n1,{SECRET},3\n".encode(), "as many fields as the header"),
         ("t.csv", b"\xe9t\xe9,y\n1,2\n", "not UTF-8"),
         ("t.parquet", b"nothing", "cannot be read as Parquet"),
     ],

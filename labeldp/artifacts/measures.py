@@ -1,0 +1,45 @@
+"""How good a model is, from open labels that the user gave for measuring; never from those of a vault."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.learning.ranking import auc
+
+_LEAST = 1e-12
+
+
+def measured(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> dict[str, float | int]:
+    """Accuracy, AUC (mean over classes, one against the rest) and log loss of probabilities (m, K).
+
+    >>> measured(np.array([[0.8, 0.2], [0.4, 0.6], [0.6, 0.4]]), np.array([0, 1, 1]))
+    {'rows': 3, 'accuracy': 0.6667, 'auc': 1.0, 'log_loss': 0.5501}
+    """
+    right = float((probabilities.argmax(axis=1) == labels).mean())
+    found = {"rows": len(labels), "accuracy": round(right, 4)}
+    area = mean_auc(probabilities, labels)
+    if area is not None:
+        found["auc"] = round(area, 4)
+    likely = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), _LEAST, 1)
+    return found | {"log_loss": round(float(-np.log(likely).mean()), 4)}
+
+
+def mean_auc(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> float | None:
+    """One area for two classes; else the mean over the classes that occur, each against the rest; None for one."""
+    present = np.unique(labels)
+    if len(present) < 2:
+        return None
+    ask = [1] if probabilities.shape[1] == 2 else list(present)
+    return float(np.mean([auc(probabilities[:, place], (labels == place).astype(int)) for place in ask]))
+
+
+def answers_right(epsilon: float, num_classes: int) -> float:
+    """Share of true labels among plain randomized responses at ε: what one private answer per row would keep.
+
+    >>> round(answers_right(1.0, 2), 3)
+    0.731
+    """
+    return 1 / (1 + (num_classes - 1) * math.exp(-epsilon))

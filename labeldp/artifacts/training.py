@@ -1,0 +1,107 @@
+"""From a source to a result: train, measure what may be measured, tell the story."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from labeldp.artifacts.card import Story
+from labeldp.artifacts.folder import Result
+from labeldp.artifacts.measures import answers_right, measured
+from labeldp.artifacts.models import KIND, Model, network_for
+from labeldp.artifacts.sources import Source
+from labeldp.choosing.choice import choose
+from labeldp.estimators import LabelDPClassifier
+from labeldp.estimators.methods import trains_net
+
+Report = Callable[[Any], None]
+
+
+def trained(
+    source: Source,
+    epsilon: float,
+    *,
+    delta: float | None = None,
+    method: str = "auto",
+    device: str = "cpu",
+    seed: int = 0,
+    store: Any = None,
+    note: str | None = None,
+    report: Report | None = None,
+) -> Model:
+    """A classifier of this source's classes, at most (ε, δ) spent on its labels; see `LabelDPClassifier`."""
+    why, network = "It was asked for by name.", None
+    if source.columns is None:
+        method, why = _for_pictures(source, epsilon, delta, method, device, why)
+        network = network_for(source.train.features.shape) if trains_net(method) else None
+    settings: dict[str, Any] = {"device": device, "random_state": seed, "store": store, "note": note, "report": report}
+    if network is not None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            settings["model"] = network.made(len(source.classes))
+    estimator = LabelDPClassifier(epsilon, delta, method, classes=range(len(source.classes)), **settings)
+    estimator.fit(source.train.features, source.train.labels.codes)
+    why = why if estimator.choice_ is None else estimator.choice_.reason
+    return Model(
+        estimator, source.classes, source.columns, source.label, None if network is None else network.name, why
+    )
+
+
+def _for_pictures(
+    source: Source, epsilon: float, delta: float | None, method: str, device: str, why: str
+) -> tuple[str, str]:
+    """Which method, and why. Chosen here, because only some methods want a network to be brought."""
+    if method != "auto":
+        return method, why
+    pixels, place = int(np.prod(source.train.features.shape[1:])), "cuda" if device.startswith("cuda") else "cpu"
+    allowed = 1e-5 if delta is None else delta
+    choice = choose(
+        len(source.train), len(source.classes), epsilon, allowed, feature_dim=pixels, modality="images", device=place
+    )
+    return choice.recipe, choice.reason
+
+
+def result_of(source: Source, model: Model, epsilon: float, delta: float | None, run: Mapping[str, Any]) -> Result:
+    """All that goes into a folder; the run gets the method and the δ that were settled on."""
+    estimator = model.estimator
+    certificate, method = estimator.certificate_, str(estimator.method_)
+    asked = certificate.delta if delta is None else delta
+    story = Story(
+        source.name,
+        source.label,
+        source.classes,
+        len(source.train),
+        source.described,
+        method,
+        model.why,
+        epsilon,
+        asked,
+    )
+    settled = {**run, "method": method, **({"delta": asked} if asked > 0 else {})}
+    described, tensors = model.parts()
+    return Result(KIND, described, tensors, certificate, {"train": settled}, story, metrics_of(source, model))
+
+
+def metrics_of(source: Source, model: Model) -> dict[str, Any]:
+    """From the certificate, from public rows and the private model, and from open labels; never from secret ones."""
+    certificate = model.estimator.certificate_
+    spent = certificate.epsilon
+    sure = model.estimator.predict_proba(source.train.features).max(axis=1).mean()
+    found: dict[str, Any] = {
+        "epsilon": "infinity" if math.isinf(spent) else spent,
+        "delta": certificate.delta,
+        "rows": len(source.train),
+        "classes": len(source.classes),
+        "expected": {
+            "mean_confidence_on_training_rows": round(float(sure), 4),
+            "share_right_of_plain_randomized_response": round(answers_right(spent, len(source.classes)), 4),
+        },
+    }
+    if source.test is not None:
+        probabilities = model.estimator.predict_proba(source.test.features)
+        found["test"] = measured(probabilities, source.test.labels.codes)
+    return found

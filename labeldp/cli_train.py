@@ -1,0 +1,234 @@
+"""`labeldp train`: a table or a named data set in, a folder with a certified model out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from labeldp.cli_options import DELTA, EPSILON, Names, OptionError, option_values, takes_config
+
+if TYPE_CHECKING:
+    from labeldp.artifacts.sources import Source
+
+# As in labeldp.estimators.methods, which needs torch; a test compares the two.
+METHODS = (
+    "auto", "one_shot", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes", "rr", "forward", "debiased",
+    "lp_mst", "ssl_prior", "alibi", "labeldp_pro", "dp_sgd",
+)  # fmt: skip
+Report = Callable[[Any], None]
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option("--label", help="The secret column, which the model learns to predict.")
+@click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
+@click.option("--epsilon", type=EPSILON, help="Privacy of one label; smaller is more private.")
+@click.option("--delta", type=DELTA, help="0 leaves out what needs Gaussian noise.  [default: a tenth of one over the "
+              "rows, at most 1e-5]")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="The folder to write; must not exist.")
+@click.option("--method", type=click.Choice(METHODS), default="auto", show_default=True,
+              help="The recipe; see labeldp plan.")  # fmt: skip
+@click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
+              "with.")  # fmt: skip
+@click.option("--drop", type=Names(), help="Columns to leave out, such as an id, comma-separated.")
+@click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
+@click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything but the noise.")
+@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.")
+@click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
+@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, and nothing else.")
+@click.pass_context
+def train(
+    ctx: click.Context,
+    table: str | None,
+    label: str | None,
+    classes: tuple[str, ...] | None,
+    epsilon: float | None,
+    delta: float | None,
+    out: Path | None,
+    method: str,
+    test: Path | None,
+    drop: tuple[str, ...] | None,
+    delimiter: str | None,
+    device: str,
+    seed: int,
+    store: str | None,
+    key: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train a model on secret labels and write it to a folder, with its certificate.
+
+    TABLE is a Parquet or CSV file with one row per label, or the name of a data set: adult, or pictures found through
+    LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100, cinic10). Every other column is a public feature;
+    missing cells are fine. The folder may be given to anyone: epsilon holds whatever they do with it.
+
+    \b
+    labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
+    labeldp predict model new.csv --out predictions.csv
+    labeldp verify model
+    """
+    from labeldp.artifacts import drafting
+
+    table, epsilon, out = _required(table, epsilon, out)
+    begun, silent = time.perf_counter(), quiet or as_json
+    with drafting(out) as draft, _progress(table, epsilon, silent) as report:
+        _check_device(device)
+        _check_delta(method, delta)
+        source = _source(table, label, classes, tuple(drop or ()), _tab(delimiter), test)
+        training = _training()
+        model = training.trained(
+            source, epsilon, delta=delta, method=method, device=device, seed=seed, store=_store(store, key),
+            note=f"train {out.name}", report=report,
+        )  # fmt: skip
+        run = option_values(ctx, without=("out", "quiet", "json"))
+        result = training.result_of(source, model, epsilon, delta, run)
+        certificate = draft.write(result)
+    if as_json:
+        found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
+        click.echo(json.dumps({**found, "certificate": certificate.to_json()}))
+    elif not quiet:
+        click.echo(_summary(result, out, source, time.perf_counter() - begun))
+
+
+takes_config(train)
+
+
+def _required(table: str | None, epsilon: float | None, out: Path | None) -> tuple[str, float, Path]:
+    if table is None:
+        raise OptionError("TABLE is missing: name the Parquet or CSV file to train on, as in: labeldp train my.csv")
+    if epsilon is None:
+        raise OptionError("--epsilon is missing: say how private one label must be, for example --epsilon 1")
+    if out is None:
+        raise OptionError("--out is missing: name the folder to write, for example --out model")
+    return table, epsilon, out
+
+
+def _tab(delimiter: str | None) -> str | None:
+    return "\t" if delimiter == r"\t" else delimiter
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that is not there, before anything is read."""
+    try:
+        import torch
+    except ImportError:
+        raise OptionError("training needs PyTorch; install it with: pip install 'labeldp[torch,sklearn]'") from None
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise OptionError(f"device={device!r} is not there; leave out --device to use the processor") from None
+
+
+def _check_delta(method: str, delta: float | None) -> None:
+    from labeldp.choosing.recipes import BY_NAME
+
+    if delta == 0 and method in BY_NAME and BY_NAME[method].needs_delta:
+        raise OptionError(
+            f"--method {method} needs a --delta above 0, say 1e-5 (less than one over the number of rows); leave out "
+            "--delta 0, or choose --method auto"
+        )
+
+
+def _source(
+    table: str,
+    label: str | None,
+    classes: tuple[str, ...] | None,
+    drop: tuple[str, ...],
+    delimiter: str | None,
+    test: Path | None,
+) -> Source:
+    from labeldp.artifacts.sources import NAMES, named_source, table_source
+
+    if table in NAMES and not Path(table).exists():
+        idle = {"--label": label, "--classes": classes, "--drop": drop, "--delimiter": delimiter, "--test": test}
+        given = [name for name, value in idle.items() if value]
+        if given and not (
+            table == "adult" and (label, classes) != (None, None) and set(given) <= {"--label", "--classes"}
+        ):
+            raise OptionError(f"{' and '.join(given)} mean nothing with the data set {table!r}; leave them out")
+        return named_source(table)
+    if not Path(table).exists() and not Path(table).suffix:
+        raise OptionError(
+            f"there is no file {table!r}, and no data set of that name; the data sets are {', '.join(NAMES)}"
+        )
+    if label is None:
+        raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
+    if not classes:
+        raise OptionError(
+            "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
+            "read off the data because which classes occur is itself private"
+        )
+    if len(classes) < 2:
+        raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
+    return table_source(Path(table), label, classes, drop=drop, delimiter=delimiter, test=test)
+
+
+def _store(where: str | None, key: Path | None) -> Any:
+    if where is None:
+        if key is not None:
+            raise OptionError("--key means nothing without --store; leave it out")
+        return None
+    from labeldp.cli_budget import _store_class
+
+    return _store_class().open(where, key=key, create=False)
+
+
+def _training() -> Any:
+    try:
+        from labeldp.artifacts import training
+    except ImportError as error:
+        raise OptionError(str(error)) from None
+    return training
+
+
+def _summary(result: Any, out: Path, source: Source, seconds: float) -> str:
+    from labeldp.accounting.words import at_most
+    from labeldp.artifacts.card import promise
+
+    certificate, test = result.certificate, result.metrics.get("test")
+    lines = [
+        f"{out}: {result.story.method} trained on {result.story.rows:,} secret labels in {seconds:.0f} s, at epsilon "
+        f"{at_most(certificate.epsilon)}, delta {at_most(certificate.delta)}.",
+        promise(certificate),
+    ]
+    if source.left_out:
+        lines.append(f"Left out, because they hold one value in all rows: {', '.join(source.left_out)}.")
+    if test:
+        area = f", AUC {test['auc']:.3f}" if "auc" in test else ""
+        lines.append(f"On {test['rows']:,} rows with open labels: accuracy {test['accuracy']:.1%}{area}.")
+    return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
+
+
+@contextmanager
+def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None]:
+    """Phase, epsilon spent and time left on a terminal's stderr, or nothing."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if silent or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+        TextColumn("ε {task.fields[spent]} of {task.fields[asked]:g}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"{Path(what).name}: reading", total=None, spent="0", asked=epsilon)
+
+        def report(told: Any) -> None:
+            shown: dict[str, Any] = {} if told.epsilon is None else {"spent": f"{told.epsilon:.3g}"}
+            total = None if told.share is None else 1.0
+            said = f"{Path(what).name}: {told.phase}, {told.detail}"
+            bar.update(task, description=said, completed=told.share or 0.0, total=total, **shown)
+
+        yield report
