@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from labeldp.models.shared import checked_count
+
+# Losses of labels, (m,) → how likely each label is right, (m,).
+Judge = Callable[[Tensor], Tensor]
+
+
+def by_mixture(iterations: int = 20) -> Judge:
+    """Of two Gaussians fitted to the losses, the lower one is of right labels (Arazo et al. 2019; Li et al. 2020)."""
+
+    def judge(losses: Tensor) -> Tensor:
+        values = (losses - losses.amin()) / (losses.amax() - losses.amin()).clamp_min(1e-12)
+        return two_gaussians(values, iterations).lower(values)
+
+    return judge
+
+
+def by_response(epsilon: float) -> Judge:
+    """Bayes' rule where labels are randomized response at ε, with p the network's probability of the answer.
+
+        P(answer is right | x, answer) = e^ε·p / (e^ε·p + 1 − p)
+
+    In place of a mixture that has to guess the noise; here the noise is known, and p = e^{−loss}.
+
+    >>> by_response(math.log(3))(torch.tensor([math.log(2)]))
+    tensor([0.7500])
+    """
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon={epsilon} must be at least 0")
+
+    def judge(losses: Tensor) -> Tensor:
+        losses = losses.clamp_min(1e-7)
+        return torch.sigmoid(epsilon - losses - torch.log(-torch.expm1(-losses)))
+
+    return judge
 
 
 @dataclass(frozen=True, eq=False)

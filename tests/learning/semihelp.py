@@ -46,3 +46,23 @@ STRONG = compose(WEAK, noisier)
 def weights(model: nn.Module) -> Tensor:
     """Parameters and buffers in one row."""
     return torch.cat([value.flatten().float() for value in model.state_dict().values()])
+
+
+def probed(model: nn.Module) -> tuple[nn.Module, list[bool]]:
+    """The model, computing in full precision whatever it is told, and whether it was told to use mixed precision.
+
+    Some processors say that they can multiply bfloat16 and cannot.
+    """
+    seen: list[bool] = []
+
+    class Probed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            with torch.autocast("cpu", enabled=False):
+                return self.inner(images)
+
+    return Probed(), seen

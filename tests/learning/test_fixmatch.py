@@ -13,7 +13,7 @@ from labeldp.learning.fixmatch import consistency, fixmatch, seven_sixteenths, t
 from labeldp.learning.loop import PausedError
 from labeldp.learning.objectives import on_classes
 from labeldp.learning.schedules import constant
-from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, weights
+from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, probed, weights
 
 SETTINGS = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "average": 0.9}
 
@@ -144,8 +144,11 @@ def test_reports_every_epoch_and_repeats():
     assert not first.training
 
 
-def test_bf16_runs():
-    assert torch.isfinite(weights(run(bf16=True))).all()
+def test_mixed_precision_is_for_gpus_unless_told():
+    for bf16, expected in ((True, {True}), (False, {False}), (None, {False})):
+        model, seen = probed(network())
+        run(epochs=1, model=model, bf16=bf16)
+        assert set(seen) == expected
 
 
 def test_decay_is_on_weights_alone():

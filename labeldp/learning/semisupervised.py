@@ -1,0 +1,124 @@
+"""Learning from labels that only some rows have, or that are only sometimes right; all rows' features are public.
+
+`fixmatch` trusts the labels it is given and guesses the others (`labeldp.learning.fixmatch`); `co_refine` asks two
+networks in turn which labels to believe (`labeldp.learning.corefinement`). `Labels` is what both learn from: private
+answers of any kind, with a weight of 0 where a row has none. It is made of releases and holds no true label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, one_hot
+
+from labeldp.learning.objectives import Objective
+from labeldp.models.shared import checked_count
+from labeldp.releases import NoisyLabels
+
+Device = torch.device | str
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What is believed of each row's class, and how much it counts.
+
+    Args:
+        targets: (n, K) class probabilities; one-hot for an answer taken at its word.
+        weights: (n,) at least 0; 0 for a row without a label, whose targets are not looked at.
+    """
+
+    targets: Tensor
+    weights: Tensor
+
+    def __post_init__(self) -> None:
+        if self.targets.ndim != 2 or self.weights.shape != self.targets.shape[:1]:
+            shapes = tuple(self.targets.shape), tuple(self.weights.shape)
+            raise ValueError(f"targets and weights have shapes {shapes[0]} and {shapes[1]}; give (n, K) and (n,)")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K."""
+        return self.targets.shape[1]
+
+    def rows(self) -> Tensor:
+        """The rows that have a label; asks the device, so not for inner loops."""
+        return self.weights.nonzero().squeeze(1)
+
+    def objective(self) -> Objective:
+        """w_i · CE(target_i, softmax(logits)), the weights brought to mean 1 over the labelled rows."""
+        known = (self.weights > 0).sum().clamp_min(1)
+        scaled = self.weights * (known / self.weights.sum().clamp_min(1e-12))
+        return lambda logits, rows: -scaled[rows] * (self.targets[rows] * log_softmax(logits, dim=-1)).sum(dim=-1)
+
+    def only(self, kept: Tensor) -> Labels:
+        """The same without the labels of rows where `kept`, (n,), is false."""
+        return Labels(self.targets, torch.where(kept, self.weights, 0.0))
+
+
+def from_answers(noisy: NoisyLabels, device: Device = "cpu") -> Labels:
+    """Private answers taken at their word; rows whose answer says nothing have no label."""
+    classes = torch.from_numpy(noisy.hard()).to(device)
+    weights = torch.from_numpy(noisy.informative()).to(device, torch.float32)
+    return Labels(one_hot(classes, noisy.num_classes).float(), weights)
+
+
+def from_classes(classes: npt.ArrayLike | Tensor, num_classes: int, device: Device = "cpu") -> Labels:
+    """One released class per row, −1 where there is none: votes that were not answered, clusters without a winner.
+
+    >>> from_classes([1, -1, 0], 2).weights
+    tensor([1., 0., 1.])
+    """
+    numbers = torch.as_tensor(classes if isinstance(classes, Tensor) else np.asarray(classes)).to(device).long()
+    if numbers.ndim != 1 or int(((numbers < -1) | (numbers >= checked_count("num_classes", num_classes))).sum()):
+        raise ValueError(f"classes must be numbers from −1 to {num_classes - 1}, one per row; −1 stands for no label")
+    return Labels(one_hot(numbers.clamp_min(0), num_classes).float(), (numbers >= 0).float())
+
+
+def on_rows(
+    rows: npt.ArrayLike, classes: npt.ArrayLike, num_rows: int, num_classes: int, device: Device = "cpu"
+) -> Labels:
+    """Released classes of these rows, as a teacher vote answers some of its queries; the other rows have none.
+
+    >>> on_rows([3, 0], [1, 0], num_rows=4, num_classes=2).weights
+    tensor([1., 0., 0., 1.])
+    """
+    places, found = np.asarray(rows, dtype=np.int64), np.asarray(classes, dtype=np.int64)
+    if (
+        places.shape != found.shape
+        or places.ndim != 1
+        or (places.size and not 0 <= places.min() <= places.max() < num_rows)
+    ):
+        raise ValueError(f"rows and classes must be two lists of the same length, of rows 0 to {num_rows - 1}")
+    every = np.full(num_rows, -1, dtype=np.int64)
+    every[places] = found
+    return from_classes(every, num_classes, device)
+
+
+def surest(probabilities: Tensor, per_class: int) -> Labels:
+    """The `per_class` surest rows of every predicted class, labelled with it; every class counts alike.
+
+    Class by class, or the easy classes would crowd out the rest. A teacher's confident labels are nearly always right,
+    but they are of easy rows: what a student learns beyond them comes from the rows without a label.
+
+    Args:
+        probabilities: a private teacher's, (n, K), such as `OneShot.probabilities`; released or public.
+        per_class: how many rows; fewer where a class is predicted less often.
+
+    >>> surest(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]]), per_class=1).rows()
+    tensor([0, 2])
+    """
+    confidence, chosen = probabilities.max(dim=1)
+    hot = one_hot(chosen, probabilities.shape[1]).float()
+    # Rows of other classes come after all of the class's own; a row's place in its own class's order is its rank.
+    order = (confidence[:, None] * hot - (1 - hot)).argsort(dim=0, descending=True, stable=True)
+    places = torch.arange(len(order), device=order.device)[:, None].expand_as(order)
+    rank = torch.empty_like(order).scatter_(0, order, places).gather(1, chosen[:, None]).squeeze(1)
+    kept = hot * (rank < checked_count("per_class", per_class))[:, None]
+    return Labels(hot, (kept / kept.sum(dim=0).clamp_min(1)).sum(dim=1) * per_class)
