@@ -1,12 +1,13 @@
 # make demo   privatize a real table, say what was promised and what it cost, verify the certificate
 # make test   the whole test suite (slow tests: make test-slow)
 # make check  ruff and pyright
+# make docs   the site from docs/, in build/site; a warning is an error
 # make bench  every benchmark in benchmarks/, ours beside a reference (projection.py is long on a CPU: run it by hand)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: demo test test-slow check format docs bench clean
 
 demo: .venv/core.stamp
 	@rm -rf demo
@@ -27,6 +28,9 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: .venv/dev.stamp
 	@for file in $(filter-out benchmarks/projection.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
@@ -39,6 +43,10 @@ bench: .venv/dev.stamp
 
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e '.[dev]'
+	@touch .venv/core.stamp $@
+
+.venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e '.[docs]'
 	@touch .venv/core.stamp $@
 
 clean:

@@ -16,7 +16,7 @@ def audit_section(facts: Facts) -> str:
     found = facts.audit
     if found is None:
         said = "Nobody has tried to catch this promise broken, or the result was not given to this page."
-        asked = f"--recipe {shlex.quote(facts.story.method)} --epsilon {facts.story.epsilon:g}"
+        asked = f"--recipe {shlex.quote(_audited(facts.story.method))} --epsilon {facts.story.epsilon:g}"
         advice = f"labeldp audit {asked} --json > audit.json"
         again = f"labeldp report {shlex.quote(facts.name)} --audit audit.json"
         return m.section("audit", "Audit", m.paragraph(said), m.code([advice, again]))
@@ -34,6 +34,15 @@ def audit_section(facts: Facts) -> str:
         m.paragraph("An audit that used true labels is not private itself: then keep this page to yourself.", "soft")
     )
     return m.section("audit", "Audit", *parts)
+
+
+def _audited(method: str) -> str:
+    """What `labeldp audit --list` calls a method; a student adds nothing to be audited.
+
+    >>> _audited("one_shot+student"), _audited("dp_sgd")
+    ('one-shot', 'dp-sgd')
+    """
+    return method.split("+", maxsplit=1)[0].replace("_", "-")
 
 
 def _same_claim(facts: Facts) -> bool:

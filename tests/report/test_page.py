@@ -195,6 +195,14 @@ def test_labels_that_are_numbers_have_no_chart_of_accuracy(tmp_path):
 # --- audits ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_audit_that_is_advised_exists():
+    from labeldp.audit.selftest import subjects
+    from labeldp.choosing.recipes import RECIPES
+    from labeldp.report.checks import _audited
+
+    assert {_audited(recipe.name) for recipe in RECIPES} <= set(subjects())
+
+
 def test_a_broken_claim_is_said_to_be_broken(tmp_path):
     folder = saved(tmp_path / "model")
     text = read(page(gather(folder, audit=audited(tmp_path, bound=2.5, p_value=1e-9)))).text
