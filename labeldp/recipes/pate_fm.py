@@ -1,0 +1,186 @@
+"""PATE-FM: teachers on disjoint label shards vote on a few public rows, a student learns from the answers.
+
+    1. cut the labels into disjoint shards; train one teacher on each, with the features of all rows
+    2. ask the teachers about random rows; a noisy majority above a noisy threshold is an answer (`TeacherVotes`)
+    3. train a student on the answered rows, semi-supervised: `fit` gets all inputs and the answered `rows`
+
+Malek et al. 2021; Tang et al. 2022, Algorithms 4 and 5. Published teachers are trained by FixMatch, 800 of them in
+thousands of GPU hours. Here they are what `teachers` makes of the rows asked about: linear heads on shared features
+(`learning.teachers`, 800 in one solve), stacks of small networks with or without FixMatch
+(`learning.teacher_networks`), or any training at all, one after the other (`teacher_votes.one_by_one`).
+
+Published accounting leaves out unanswered queries and depends on the votes, which are secret. Here every comparison and
+every answer that there can be is charged, by Gaussian composition: tighter than Rényi bounds for the same noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from labeldp.accounting.certificate import Certificate
+from labeldp.accounting.voting import PUBLISHED_RATIO, voting_for_budget
+from labeldp.data.group_storage import load_groups, save_groups
+from labeldp.data.storage import digest
+from labeldp.learning.fit import Inputs, predict
+from labeldp.learning.objectives import on_classes
+from labeldp.private.teacher_votes import Answers, Rows, Teach, TeacherVotes, check_separate
+from labeldp.private.vault import LabelVault
+from labeldp.recipes.common import Fit, ask_once, check_rows, checkpoint_of, device_of, in_folder, question_note
+
+# Numbers of the rows asked about, (q,) → how teachers vote on them.
+Teachers = Callable[[Rows], Teach]
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """How many teachers are asked how much; all of it public and fixed before the first look.
+
+    Args:
+        teachers: shards of n // teachers labels.
+        queries: how many random rows they are asked about.
+        answers: the most that are answered.
+        threshold: share of the teachers that should agree; None answers every query (then answers = queries).
+        ratio: noise of the threshold over noise of the answers; 1.6 as published.
+        seed: of shards and rows asked about.
+        at_once: how many teachers are trained together; changes speed and memory, not the guarantee.
+    """
+
+    teachers: int = 800
+    queries: int = 1000
+    answers: int = 250
+    threshold: float | None = 0.5
+    ratio: float = PUBLISHED_RATIO
+    seed: int = 0
+    at_once: int = 100
+
+    def question(self, teach: Teach, num_classes: int, epsilon: float, delta: float) -> TeacherVotes:
+        """The mechanism with the least noise at (ε, δ)."""
+        ratio = None if self.threshold is None else self.ratio
+        event = voting_for_budget(epsilon, delta, self.queries, self.answers, ratio)
+        return TeacherVotes(
+            teach, num_classes, self.teachers, self.queries, self.answers, event.noise_std,
+            threshold=None if self.threshold is None else self.threshold * self.teachers,
+            threshold_std=event.threshold_std, seed=self.seed, at_once=self.at_once,
+        )  # fmt: skip
+
+    def rows(self, num_rows: int) -> Rows:
+        """The rows asked about, (queries,): random, without repeats. Sees no label."""
+        if self.queries > num_rows:
+            raise ValueError(f"queries={self.queries} of {num_rows} rows; ask about each at most once")
+        # Another stream than that of the shards, which start from the same seed.
+        return np.random.default_rng((self.seed, 1)).permutation(num_rows)[: self.queries].astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class TeacherLabels:
+    """What the teachers said.
+
+    Args:
+        rows: the rows with an answer, (a,).
+        classes: their private labels, (a,).
+        noise_std: of the noise on every count of an answer.
+        certificate: what the vault has spent, these answers included.
+    """
+
+    rows: Rows
+    classes: Answers
+    noise_std: float
+    certificate: Certificate
+
+
+def label(
+    teachers: Teachers,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float,
+    ballot: Ballot | None = None,
+    folder: Path | None = None,
+) -> TeacherLabels:
+    """Steps 1 and 2, one look at (ε, δ) in all: private labels for some random rows.
+
+    Args:
+        teachers: the rows asked about → a `teach`, for example
+            `lambda rows: one_look_teachers(features, features[rows], num_classes)`.
+        ballot: how many teachers, queries and answers; `Ballot()` when None.
+        folder: keeps the answers, so that they are not asked for twice. One folder for one kind of teachers.
+
+    >>> from labeldp.learning.teachers import ridge_teachers
+    >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(1000, 1)
+    >>> vault = LabelVault([0, 1] * 1000, num_classes=2)
+    >>> few = Ballot(teachers=200, queries=40, answers=10)
+    >>> found = label(lambda rows: ridge_teachers(x, x[rows], 2), vault, epsilon=1.0, delta=1e-5, ballot=few)
+    >>> len(found.rows), bool((found.classes == found.rows % 2).mean() > 0.8)
+    (10, True)
+    """
+    ballot = ballot or Ballot()
+    asked = ballot.rows(len(vault))
+    question = ballot.question(teachers(asked), vault.num_classes, epsilon, delta)
+    question.fits(len(vault), vault.num_classes)
+    kept = in_folder(folder, "votes.npz")
+    if kept is None or not kept.exists():
+        # One teacher on made-up labels: a mistake in it must not cost privacy.
+        check_separate(question, len(vault), teachers=1)
+    answers = ask_once(vault, question, kept, _note(vault, question, asked), save_groups, _load)
+    answered = np.flatnonzero(answers >= 0)
+    return TeacherLabels(asked[answered], answers[answered], question.noise_std, vault.certificate(delta))
+
+
+def train(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float,
+    fit: Fit,
+    teachers: Teachers,
+    ballot: Ballot | None = None,
+    folder: Path | None = None,
+) -> nn.Module:
+    """Teachers, answers, student. With a folder, a killed run can be resumed without asking again.
+
+    Args:
+        fit: trains the student on the answered `rows` of all inputs. `learning.fixmatch.fixmatch` learns from the
+            others too and is what was published; `learning.fit.fit` leaves them out.
+    """
+    check_rows(model, inputs, vault, vault.num_classes)
+    found = label(teachers, vault, epsilon=epsilon, delta=delta, ballot=ballot, folder=folder)
+    if not len(found.rows):
+        raise ValueError("no query was answered: the threshold is too high for these teachers and this noise")
+    device = device_of(model)
+    classes = torch.full((len(vault),), -1, dtype=torch.int64)
+    classes[torch.from_numpy(found.rows)] = torch.from_numpy(found.classes.copy())
+    rows = torch.from_numpy(found.rows).to(device)
+    return fit(model, inputs, on_classes(classes.to(device)), rows=rows, **_checkpoint(folder, found))
+
+
+def relabel(student: nn.Module, inputs: Inputs) -> Tensor:
+    """The student's class for every row, (n,): private labels of all rows for another method, at no further cost.
+
+    Tang et al. 2022, pipeline 2; AugDescent takes them in place of randomized response.
+    """
+    return predict(student, inputs).argmax(dim=1)
+
+
+def _note(vault: LabelVault, question: TeacherVotes, asked: Rows) -> dict[str, Any]:
+    return {**question_note(vault, question), **question.describe(), "rows asked about": digest(asked)}
+
+
+def _checkpoint(folder: Path | None, found: TeacherLabels) -> dict[str, Path]:
+    return checkpoint_of(folder, found.rows, found.classes)
+
+
+def _load(path: Path) -> npt.NDArray[np.int64]:
+    answers = load_groups(path)
+    if not isinstance(answers, np.ndarray):
+        raise ValueError(f"{path} holds counts, not answers of teachers; use a new folder")
+    return answers
