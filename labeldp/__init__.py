@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from labeldp.choosing.choice import Choice, choose
     from labeldp.data.tables import PrivateTable, privatize, read_private
     from labeldp.estimators.classifier import LabelDPClassifier
+    from labeldp.estimators.regressor import LabelDPRegressor
     from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
     from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
     from labeldp.private.moments import Moments
@@ -39,6 +40,7 @@ __all__ = [
     "GroupCounts",
     "GroupVotes",
     "LabelDPClassifier",
+    "LabelDPRegressor",
     "LabelVault",
     "LaplaceNoise",
     "LaplaceOneHot",
@@ -68,7 +70,7 @@ _HOMES = {
     "accounting.ledger": ("Budget", "BudgetExceededError"),
     "choosing.choice": ("Choice", "choose"),
     "data.tables": ("PrivateTable", "privatize", "read_private"),
-    "estimators": ("LabelDPClassifier",),
+    "estimators": ("LabelDPClassifier", "LabelDPRegressor"),
     "private.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
     "private.gradients": ("DiameterBound", "GradientSum", "NormBound"),
     "private.moments": ("Moments",),

@@ -78,10 +78,11 @@ def test_the_exported_names_are_these():
     assert sorted(labeldp.__all__) == labeldp.__all__
     assert set(labeldp.__all__) == {
         "BitFlip", "Budget", "BudgetExceededError", "Certificate", "Choice", "DiameterBound", "GaussianNoise",
-        "GradientSum", "GroupCounts", "GroupVotes", "LabelDPClassifier", "LabelVault", "LaplaceNoise", "LaplaceOneHot",
-        "Moments", "NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments", "NormBound", "PriorResponse",
-        "PrivateTable", "RandomizedResponse", "SecureRandom", "TopKResponse", "UserGradientSum", "UserResponse",
-        "UserVault", "__version__", "cap_rows", "choose", "privatize", "read_private",
+        "GradientSum", "GroupCounts", "GroupVotes", "LabelDPClassifier", "LabelDPRegressor", "LabelVault",
+        "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments",
+        "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom", "TopKResponse",
+        "UserGradientSum", "UserResponse", "UserVault", "__version__", "cap_rows", "choose", "privatize",
+        "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
         assert getattr(labeldp, name) is not None

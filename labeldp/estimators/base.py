@@ -24,12 +24,14 @@ from labeldp.estimators.methods import Predictor
 from labeldp.estimators.parts import Arrays, Config
 from labeldp.estimators.progress import Teller
 from labeldp.learning.features import Extractor, FeatureMap, Patches
-from labeldp.learning.tabular import Table
+from labeldp.learning.tabular import Table, TableMap
 from labeldp.private.vault import LabelVault
 
 # δ where none is given: a tenth of one over the rows, and never more than this.
 _LARGEST_DELTA = 1e-5
 _SMALLEST_DELTA = 1e-12
+# Fine bins for large ε, coarse steps for small: a head on them learns curves, and how fine they are is rehearsed.
+_TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
 
 class LabelDPEstimator(BaseEstimator):
@@ -141,7 +143,7 @@ class LabelDPEstimator(BaseEstimator):
     def _extractor(self, inputs: Any, seed: int) -> Extractor:
         if self.features is not None:
             return self.features
-        return Patches(seed=seed) if isinstance(inputs, Tensor) else Table(bins=32, clip=4.0, seed=seed)
+        return Patches(seed=seed) if isinstance(inputs, Tensor) else Table(**_TABLE, seed=seed)
 
     def _encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """What heads see, and what networks see."""
@@ -151,6 +153,13 @@ class LabelDPEstimator(BaseEstimator):
     @property
     def _modality(self) -> str:
         return "images" if self._layout is None else "table"
+
+    def _width(self, seen: Tensor) -> int:
+        """Directions that the features offer. Bins and steps of a number say much the same, and count as one."""
+        if not isinstance(self._map, TableMap):
+            return seen.shape[1]
+        again = sum(len(edges) + 1 for edges in self._map.edges) + sum(map(len, self._map.steps))
+        return max(1, seen.shape[1] - again)
 
     def _fit_features(self, inputs: Any, seed: int, tell: Teller) -> tuple[Tensor, Tensor]:
         place = None if self.device is None else torch.device(self.device)

@@ -176,6 +176,6 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         if method != "auto":
             return None
         return choose(
-            rows, len(self.classes_), epsilon, delta, feature_dim=seen.shape[1], modality=self._modality,
+            rows, len(self.classes_), epsilon, delta, feature_dim=self._width(seen), modality=self._modality,
             device=seen.device.type,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,15 @@ def as_array(labels: Any, name: str) -> npt.NDArray[Any]:
         raise ValueError("Complex data not supported: y holds complex numbers; give one class or number per row")
     _refuse_missing(raw)
     return raw
+
+
+def as_numbers(labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Floats, or ValueError: float() must not speak for itself here, it quotes the value."""
+    if labels.dtype.kind in "biuf":
+        return labels.astype(np.float64)
+    if labels.dtype.kind == "O" and all(isinstance(value, (bool, int, float, np.number, Decimal)) for value in labels):
+        return np.array([float(value) for value in labels], dtype=np.float64)
+    raise ValueError("y holds something else than numbers; give one number per row, or use LabelDPClassifier")
 
 
 def encode(labels: npt.NDArray[Any], classes: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

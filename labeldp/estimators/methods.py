@@ -115,17 +115,19 @@ Method = Callable[[Job], Predictor]
 
 
 def _one_shot(job: Job) -> HeadPredictor:
-    shot = _look(job, _settings(one_shot.train, job)[0])
+    shot = _look(job, split_settings(one_shot.train, job)[0])
     return HeadPredictor(shot.rehearsal.basis, shot.weight)
 
 
 def _look(job: Job, settings: Mapping[str, Any]) -> OneShot:
-    usual = {"rehearse": functools.partial(rehearse, seed=job.seed), "report": job.report}
+    # Fewer rows and clusterings than usual: a table's plans differ little, and this is most of the time.
+    rehearsal = functools.partial(rehearse, rows=10_000, clusterings=4, draws=2, seed=job.seed)
+    usual = {"rehearse": rehearsal if job.inputs.ndim == 2 else rehearse, "report": job.report}
     return one_shot.train(job.features, job.vault, epsilon=job.epsilon, delta=job.delta, **{**usual, **settings})
 
 
 def _student(job: Job) -> NetPredictor:
-    known, for_fit = _settings(students.train, job, "fit")
+    known, for_fit = split_settings(students.train, job, "fit")
     net = job.net()
     shot = _look(job, {})
     fit = usual_fit(len(job.inputs), for_fit, job.seed, job.report) if job.inputs.ndim == 2 else None
@@ -133,7 +135,7 @@ def _student(job: Job) -> NetPredictor:
 
 
 def _rounds(job: Job) -> NetPredictor:
-    known, for_fit = _settings(rounds.train, job, "teach")
+    known, for_fit = split_settings(rounds.train, job, "teach")
     teach = functools.partial(students.train, fit=usual_fit(len(job.inputs), for_fit, job.seed, job.report))
     settings: dict[str, Any] = {"teach": teach, **known}
     budget = {"epsilon": job.epsilon, "delta": job.delta}
@@ -141,7 +143,7 @@ def _rounds(job: Job) -> NetPredictor:
 
 
 def _one_shot_prior(job: Job) -> NetPredictor:
-    known, for_fit = _settings(one_shot_prior.train, job, "fit")
+    known, for_fit = split_settings(one_shot_prior.train, job, "fit")
     settings: dict[str, Any] = {
         "fit": usual_fit(len(job.inputs), for_fit, job.seed, job.report),
         "report": job.report,
@@ -155,7 +157,7 @@ def _answers(train: Callable[..., nn.Module], **usual: Any) -> Method:
     """Recipes of the form train(model, inputs, vault, epsilon=, fit=, …)."""
 
     def run(job: Job) -> NetPredictor:
-        known, for_fit = _settings(train, job, "fit")
+        known, for_fit = split_settings(train, job, "fit")
         settings = {"fit": usual_fit(len(job.inputs), for_fit, job.seed, job.report), **usual, **known}
         return job.done(train(job.net(), job.inputs, job.vault, epsilon=job.epsilon, **settings))
 
@@ -175,7 +177,7 @@ def _clustered(train: Callable[..., nn.Module], **usual: Any) -> Method:
 
 def _gradients(denoiser: Callable[[], Any]) -> Method:
     def run(job: Job) -> NetPredictor:
-        known, odd = _settings(labeldp_pro.train, job)
+        known, odd = split_settings(labeldp_pro.train, job)
         if odd:
             raise ValueError(f"settings has {sorted(odd)}, which labeldp_pro.train does not know")
         usual: dict[str, Any] = {
@@ -234,7 +236,7 @@ def best_for(choice: Choice, model: nn.Module | None) -> str:
     return next(usable, choice.recipe)
 
 
-def _settings(train: Callable[..., Any], job: Job, *made_here: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_settings(train: Callable[..., Any], job: Job, *made_here: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings that the recipe knows, and the rest."""
     # What is spent and on what is the estimator's business.
     taken = {"model", "inputs", "features", "vault", "epsilon", "delta", "probabilities", "noise_multiplier"}

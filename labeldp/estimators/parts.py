@@ -77,18 +77,25 @@ def _table_parts(found: TableMap) -> tuple[Config, Arrays]:
     values = [{"hashed": kept is None, "values": [] if kept is None else plain(kept)} for kept in found.values]
     config: Config = {"kind": "table", "columns": values, "buckets": found.buckets, "seed": found.seed}
     config["clip"] = 0.0 if math.isinf(found.clip) else found.clip
-    config["bins"] = [len(edges) for edges in found.edges]
+    config |= {"scale": found.scale, "bins": list(map(len, found.edges)), "steps": list(map(len, found.steps))}
     arrays = {"map.mean": found.mean, "map.spread": found.spread, "map.missing": found.missing.astype(np.uint8)}
-    return config, {**arrays, "map.edges": np.concatenate([*found.edges, np.empty(0)])}
+    edges = {
+        name: np.concatenate([*parts, np.empty(0)]) for name, parts in (("bins", found.edges), ("steps", found.steps))
+    }
+    return config, {**arrays, **{f"map.{name}": array for name, array in edges.items()}}
 
 
 def _table(config: Config, arrays: Arrays, scaling: Scaling | None, device: torch.device) -> TableMap:
     values = tuple(None if one["hashed"] else np.asarray(one["values"]) for one in config["columns"])
-    edges = np.split(arrays["map.edges"], np.cumsum(config["bins"]).astype(int))[: len(config["bins"])]
+    edges, steps = (_ragged(arrays[f"map.{name}"], config[name]) for name in ("bins", "steps"))
     return TableMap(
         arrays["map.mean"], arrays["map.spread"], arrays["map.missing"].astype(bool), values, config["buckets"],
-        config["seed"], device, tuple(edges), config["clip"] or math.inf, scaling,
+        config["seed"], device, edges, steps, config["clip"] or math.inf, config["scale"], scaling,
     )  # fmt: skip
+
+
+def _ragged(flat: npt.NDArray[Any], sizes: list[int]) -> tuple[npt.NDArray[Any], ...]:
+    return tuple(np.split(flat, np.cumsum(sizes).astype(int))[: len(sizes)])
 
 
 def _scaling_arrays(scaling: Scaling | None) -> Arrays:

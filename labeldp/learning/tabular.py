@@ -28,15 +28,19 @@ class Table:
 
     A number becomes (x − mean) / spread; a missing one (NaN) becomes 0, and a column with missing numbers gets a second
     one that says so. With `bins` it becomes one-hot as well, so that a linear head can learn any curve: a value more
-    frequent than one in `bins` has a bin to itself, the others share bins of about as many rows each. A category
-    becomes one-hot, in a column of few values, all zero for a value not seen before; else ±1 at one of `buckets`
-    places, place and sign from a hash of the column's number and the value (Weinberger et al. 2009), so that products
-    of rows are unbiased and new values need no care.
+    frequent than one in `bins` has a bin to itself, the others share bins of about as many rows each. With `steps` it
+    also becomes 0 or 1 for each of a few thresholds, x ≥ t: coarse, they are what can be learnt where noise is large.
+
+    A category becomes one-hot, in a column of few values, all zero for a value not seen before; else ±1 at one of
+    `buckets` places, place and sign from a hash of the column's number and the value (Weinberger et al. 2009), so that
+    products of rows are unbiased and new values need no care.
 
     Args:
         one_hot: columns with at most this many values are one-hot, others hashed.
         buckets: places shared by all hashed columns.
         bins: of a numeric column; 0 for none.
+        steps: thresholds of a numeric column, about one less than this; 0 for none.
+        scale: factor on standardised numbers; below 1 where bins and steps say the same.
         clip: standardised numbers beyond this are cut down to it; None for no limit.
         dims: principal components kept; None keeps all coordinates.
         seed: of the hash, and of the components.
@@ -49,6 +53,8 @@ class Table:
     one_hot: int = 64
     buckets: int = 256
     bins: int = 0
+    steps: int = 0
+    scale: float = 1.0
     clip: float | None = None
     dims: int | None = None
     seed: int = 0
@@ -64,10 +70,9 @@ class Table:
         spread = np.sqrt(np.where(present, (numeric - mean) ** 2, 0).sum(axis=0) / counts)
         values = tuple(_values(column, most) for column in categorical.T)
         hashed = buckets if any(kept is None for kept in values) else 0
-        bins = checked_count("bins", self.bins, low=0)
-        edges = tuple(bin_edges(column[~np.isnan(column)], bins) for column in numeric.T) if bins else ()
-        missing = np.asarray(~present.all(axis=0))
-        plain = TableMap(mean, spread, missing, values, hashed, self.seed, place, edges, _checked_clip(self.clip))
+        edges, steps = (_all_edges(numeric, name, getattr(self, name)) for name in ("bins", "steps"))
+        missing, limits = np.asarray(~present.all(axis=0)), _checked_limits(self.clip, self.scale)
+        plain = TableMap(mean, spread, missing, values, hashed, self.seed, place, edges, steps, *limits)
         if self.dims is None:
             return plain
         rows = sample_rows(len(numeric), 50_000, self.seed).numpy()
@@ -85,7 +90,8 @@ class TableMap:
         values: per categorical column its values in order, or None when it is hashed.
         buckets: places for hashed columns, 0 when there are none.
         edges: per numeric column the first value of every bin but the lowest; none without bins.
-        clip: limit of standardised numbers.
+        steps: per numeric column its thresholds.
+        clip, scale: limit of standardised numbers, and the factor on them.
     """
 
     mean: np.ndarray
@@ -96,7 +102,9 @@ class TableMap:
     seed: int
     device: torch.device
     edges: tuple[np.ndarray, ...] = ()
+    steps: tuple[np.ndarray, ...] = ()
     clip: float = math.inf
+    scale: float = 1.0
     scaling: Scaling | None = None
 
     @property
@@ -105,7 +113,7 @@ class TableMap:
         if self.scaling is not None:
             return self.scaling.dim
         one_hot = sum(len(kept) for kept in self.values if kept is not None)
-        one_hot += sum(len(edges) + 1 for edges in self.edges)
+        one_hot += sum(len(edges) + 1 for edges in self.edges) + sum(map(len, self.steps))
         return len(self.mean) + int(self.missing.sum()) + one_hot + self.buckets
 
     def features(self, inputs: Tables) -> Tensor:
@@ -126,8 +134,9 @@ class TableMap:
     def _encoded(self, numeric: np.ndarray, categorical: np.ndarray) -> np.ndarray:
         inverse = np.divide(1.0, self.spread, out=np.zeros_like(self.spread), where=self.spread > 0)
         standard = np.clip(np.nan_to_num((numeric - self.mean) * inverse), -self.clip, self.clip)
-        parts = [standard, np.isnan(numeric)[:, self.missing]]
+        parts = [standard * self.scale, np.isnan(numeric)[:, self.missing]]
         parts += [_binned(column, edges) for column, edges in zip(numeric.T, self.edges, strict=False)]
+        parts += [column[:, None] >= steps for column, steps in zip(numeric.T, self.steps, strict=False)]
         hashed = np.zeros((len(numeric), self.buckets))
         for number, (column, kept) in enumerate(zip(categorical.T, self.values, strict=True)):
             if kept is not None:
@@ -160,12 +169,18 @@ def _binned(column: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return (place[:, None] == np.arange(len(edges) + 1)) & ~np.isnan(column)[:, None]
 
 
-def _checked_clip(clip: float | None) -> float:
-    if clip is None:
-        return math.inf
-    if not clip > 0:
+def _all_edges(numeric: np.ndarray, name: str, bins: int) -> tuple[np.ndarray, ...]:
+    if not checked_count(name, bins, low=0):
+        return ()
+    return tuple(bin_edges(column[~np.isnan(column)], bins) for column in numeric.T)
+
+
+def _checked_limits(clip: float | None, scale: float) -> tuple[float, float]:
+    if clip is not None and not clip > 0:
         raise ValueError(f"clip={clip} is not a limit of standardised numbers; give a number above 0, say 4, or None")
-    return float(clip)
+    if not 0 <= scale < math.inf:
+        raise ValueError(f"scale={scale} is not a factor on standardised numbers; give a number of at least 0")
+    return math.inf if clip is None else float(clip), float(scale)
 
 
 def checked_table(inputs: Any) -> tuple[np.ndarray, np.ndarray]:

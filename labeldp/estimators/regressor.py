@@ -1,0 +1,215 @@
+"""`LabelDPRegressor`: private numbers behind scikit-learn's interface."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import RegressorMixin
+from torch import Tensor, nn
+
+from labeldp.accounting.ledger import Budget
+from labeldp.accounting.words import at_most, odds_in_words
+from labeldp.choosing.choice import Choice
+from labeldp.choosing.predict import Ranked
+from labeldp.choosing.recipes import Case, moment_distance
+from labeldp.choosing.worth import answer_labels, moment_labels
+from labeldp.estimators import labels as lab
+from labeldp.estimators import spending
+from labeldp.estimators.base import LabelDPEstimator
+from labeldp.estimators.methods import METHODS, HeadPredictor, Job, NetPredictor, Predictor, public_seed, split_settings
+from labeldp.estimators.nets import FeatureNet, usual_fit
+from labeldp.estimators.progress import Report, Teller
+from labeldp.estimators.values import TwoSided
+from labeldp.learning.features import Extractor
+from labeldp.private.realvault import Grid, ValueVault
+from labeldp.recipes import binned_regression
+
+LEVELS = 256
+_NAMES = ("auto", "one_shot", "binned_regression")
+
+
+class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
+    """A regressor whose labels are (ε, δ)-private numbers; features are public.
+
+    Args:
+        epsilon, delta: as for `LabelDPClassifier`.
+        bounds: the range of the labels, (low, high), from what is known of the quantity: numbers beyond it are cut off.
+            Never minimum and maximum of the labels: those are the labels of two rows.
+        method: "one_shot" (one noisy moment of all rows, a head), "binned_regression" (one private answer per row, a
+            network), or "auto" for the one whose look is worth more clean labels.
+        model: a network of yours, from features to one number, in units where the range is −1 to 1.
+
+    The other arguments and what there is after `fit` are those of `LabelDPClassifier`.
+
+    >>> x = np.random.default_rng(0).normal(size=(4000, 3))
+    >>> y = np.clip(x[:, 0], -2, 2)
+    >>> model = LabelDPRegressor(epsilon=1.0, bounds=(-2, 2)).fit(x, y)
+    >>> bool(np.corrcoef(model.predict(x), y)[0, 1] > 0.8), model.certificate_.epsilon <= 1.0
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        bounds: tuple[float, float],
+        delta: float | None = None,
+        method: str = "auto",
+        *,
+        model: nn.Module | None = None,
+        settings: dict[str, Any] | None = None,
+        features: Extractor | None = None,
+        store: Any = None,
+        dataset: str | None = None,
+        note: str | None = None,
+        device: Any = None,
+        random_state: Any = None,
+        report: Report | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.bounds = bounds
+        self.delta = delta
+        self.method = method
+        self.model = model
+        self.settings = settings
+        self.features = features
+        self.store = store
+        self.dataset = dataset
+        self.note = note
+        self.device = device
+        self.random_state = random_state
+        self.report = report
+
+    def fit(self, X: Any, y: Any) -> LabelDPRegressor:  # noqa: N803
+        """Spend at most (ε, δ) on these numbers; X as for `LabelDPClassifier.fit`."""
+        # A fit that is refused leaves nothing that predicts.
+        self.__dict__.pop("_predictor", None)
+        epsilon, method = self._checked_epsilon(), self._checked_method()
+        grid = self._grid()
+        tell, seed = Teller(self.report), self._seed()
+        read = self._read(X, reset=True)
+        rows = len(read) if isinstance(read, Tensor) else len(read[0])
+        places = self._places(y, rows)
+        codes = grid.nearest(places)
+        account = spending.account(self.store, self.dataset, codes, LEVELS, self.note)
+        if account is None:
+            spending.note_fit(codes, self._family)
+        delta = self._checked_delta(rows, None if account is None else account.budget.delta)
+        seen, shown = self._fit_features(read, seed, tell)
+        self.choice_ = _choice(rows, self._width(seen), epsilon, delta) if method == "auto" else None
+        self.method_ = self._settled(method)
+        tell.say("choice", self.method_)
+        vault = ValueVault(places, grid, Budget(epsilon, delta), store=account)
+        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
+        with public_seed(seed):
+            self._predictor = _METHODS[self.method_](job)
+        self._certify(vault, self.method_ == "binned_regression", delta, tell)
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
+        """The expected number of each row, (n,), within the bounds."""
+        self._check_fitted()
+        seen, shown = self._encode(self._read(X, reset=False))
+        head = self.method_ == "one_shot"
+        scores = self._predictor.logits(seen if head else shown).double()
+        share = torch.softmax(scores, dim=1)[:, 1] if head else (scores[:, 0] + 1) / 2
+        low, high = map(float, self.bounds)
+        return (low + (high - low) * share.clamp(0, 1)).cpu().numpy()
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
+        """R² against these numbers. Not private: for labels that are open."""
+        self._check_fitted()
+        known = lab.as_array(y, type(self).__name__).astype(np.float64)
+        spending.note_score(self._grid().nearest(self._scaled(known)))
+        return float(super().score(X, known, sample_weight))
+
+    # -- labels -----------------------------------------------------------------------------------------------------
+
+    def _grid(self) -> Grid:
+        try:
+            low, high = self.bounds
+            Grid(low, high, LEVELS)
+        except TypeError:
+            raise ValueError(f"bounds={self.bounds!r} is not a range; give (low, high), two numbers") from None
+        return Grid(-1.0, 1.0, LEVELS)
+
+    def _scaled(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The range as −1 to 1."""
+        low, high = map(float, self.bounds)
+        return 2 * (numbers - low) / (high - low) - 1
+
+    def _places(self, y: Any, rows: int) -> npt.NDArray[np.float64]:
+        given = lab.as_array(y, type(self).__name__)
+        if len(given) != rows:
+            raise ValueError(f"X has {rows} rows and y {len(given)}; give one label per row")
+        if rows < 3:
+            raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
+        return self._scaled(lab.as_numbers(given))
+
+    def _checked_method(self) -> str:
+        if self.method not in _NAMES:
+            raise ValueError(f"method={self.method!r} is not known; give one of {', '.join(_NAMES)}")
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise ValueError(f"model is a {type(self.model).__name__}; give a torch.nn.Module, or None")
+        if self.model is not None and self.method == "one_shot":
+            raise ValueError("method='one_shot' trains no network, but model is given; try 'binned_regression'")
+        return self.method
+
+    def _settled(self, method: str) -> str:
+        if self.choice_ is None:
+            return method
+        return self.choice_.recipe if self.model is None else "binned_regression"
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    _kind = "regressor"
+
+    def _own_parts(self) -> dict[str, Any]:
+        return {"bounds": [float(end) for end in self.bounds]}
+
+    @classmethod
+    def _parameters_from(cls, config: dict[str, Any]) -> dict[str, Any]:
+        return {"epsilon": config["epsilon"], "method": config["method"], "bounds": tuple(config["bounds"])}
+
+
+def _one_look(job: Job) -> Predictor:
+    two = Job(**{**job.__dict__, "vault": cast("Any", TwoSided(cast("ValueVault", job.vault)))})
+    found = METHODS["one_shot"](two)
+    assert isinstance(found, HeadPredictor)
+    return found
+
+
+def _on_bins(job: Job) -> Predictor:
+    known, for_fit = split_settings(binned_regression.train, job, "fit")
+    net = job.model if job.model is not None else FeatureNet(job.inputs.shape[1], 1)
+    fit = usual_fit(len(job.inputs), for_fit, job.seed, job.report)
+    vault = cast("ValueVault", job.vault)
+    settings = {"fit": fit, **known}
+    trained = binned_regression.train(net.to(job.inputs.device), job.inputs, vault, epsilon=job.epsilon, **settings)
+    return NetPredictor(trained, job.model is not None)
+
+
+_METHODS = {"one_shot": _one_look, "binned_regression": _on_bins}
+
+
+def _choice(rows: int, width: int, epsilon: float, delta: float) -> Choice:
+    """The look that is worth more, as if the numbers were two classes: low and high."""
+    case = Case(rows, 2, width, "table", delta)
+    moment = moment_labels(rows, 2, moment_distance(case, epsilon), case.width)
+    answers = answer_labels(rows, 2, epsilon)
+    ranking = [Ranked("one_shot", moment), Ranked("binned_regression", answers)]
+    ranking.sort(key=lambda one: -one.clean_labels)
+    best = ranking[0].recipe
+    paid = delta if best == "one_shot" else 0.0
+    reason = (
+        f"One noisy sum over all {rows:,} numbers is worth about {moment:,.0f} clean labels and one private answer per "
+        f"row about {answers:,.0f}, so {best} is taken; this rests on formulas alone."
+    )
+    price = f"ε = {at_most(epsilon)}, δ = {at_most(paid, 3)}, for the replacement of one number. "
+    call = f"labeldp.recipes.{best}.train" if best != "one_shot" else "labeldp.estimators.LabelDPRegressor"
+    return Choice(
+        best, call, reason, tuple(ranking), {"epsilon": epsilon, "delta": paid}, price + odds_in_words(epsilon, paid)
+    )
