@@ -122,3 +122,12 @@ def surest(probabilities: Tensor, per_class: int) -> Labels:
     rank = torch.empty_like(order).scatter_(0, order, places).gather(1, chosen[:, None]).squeeze(1)
     kept = hot * (rank < checked_count("per_class", per_class))[:, None]
     return Labels(hot, (kept / kept.sum(dim=0).clamp_min(1)).sum(dim=1) * per_class)
+
+
+def as_labels(private: NoisyLabels | Labels, rows: int, device: Device) -> Labels:
+    """Answers at their word, or labels as they are, on the device; ValueError unless they are of so many rows."""
+    if len(private) != rows:
+        raise ValueError(f"there are {len(private)} private labels for {rows} inputs; give one for each")
+    if isinstance(private, NoisyLabels):
+        return from_answers(private, device)
+    return Labels(private.targets.to(device), private.weights.to(device))

@@ -1,0 +1,223 @@
+"""DenoiseSSL: keep a private label only where an independent guess agrees with it (Tang et al. 2022, Algorithm 7).
+
+    1. ỹ_i = randomized response at ε
+    2. a guess ŷ_i for every row: the majority of the *private* labels in its cluster, or a head from one look
+    3. rows with ỹ_i = ŷ_i keep their label; FixMatch on all rows, with these labels only
+
+Majorities of private labels are post-processing: step 2 by clusters costs nothing. How right the kept labels are:
+with a guess that is right with probability a, whichever way it errs, and does not depend on the answer's noise,
+
+    kept and right   a·p,          p = e^ε / (e^ε + K − 1)
+    kept and wrong   (1 − a)·q,    q = 1 / (e^ε + K − 1)
+    share of kept labels that are right = e^ε / (e^ε + (1 − a)/a)
+
+of which a itself is seen without a true label: the share of rows kept is q + a·(p − q) (`Denoised.guesses_right`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from labeldp.accounting.events import PureDP
+from labeldp.learning.fit import Inputs
+from labeldp.learning.rehearsal import rehearse
+from labeldp.learning.semisupervised import Labels, as_labels
+from labeldp.private.randomizers import RandomizedResponse
+from labeldp.private.vault import LabelVault
+from labeldp.recipes import ldp_ssl, one_shot
+from labeldp.recipes.common import Fit, ask, check_rows, device_of, in_folder
+from labeldp.recipes.groups import Grouping, check_affordable, group_numbers
+from labeldp.recipes.look_noise import event_of, noise_for
+from labeldp.recipes.one_shot import OneShot, Rehearse
+from labeldp.recipes.one_shot_prior import split_budget
+from labeldp.releases import NoisyLabels
+
+Classes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Denoised:
+    """Private labels less those that the guess contradicts.
+
+    Args:
+        labels: of all rows; only kept ones have a weight.
+        guesses: (n,) the class that each row was compared with.
+        share: of the labels that were kept.
+        guesses_right: share of the guesses that are right, estimated from `share`; nan where the noise is not known.
+        expected: share of the kept labels that are right, by the closed form; nan likewise.
+    """
+
+    labels: Labels
+    guesses: Classes
+    share: float
+    guesses_right: float
+    expected: float
+
+
+def train(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    fit: Fit,
+    clusters: Grouping,
+    others_only: bool = False,
+    folder: Path | None = None,
+) -> nn.Module:
+    """Ask every label once at `epsilon`, keep those that agree with the majority of their cluster, and train.
+
+    Args:
+        fit: `labeldp.learning.fixmatch.fixmatch` with its settings bound.
+        clusters: what `kmeans` returns, or each row's cluster number; found without labels.
+        others_only: see `majority`.
+        folder: keeps answers and checkpoints, so that a killed run goes on and does not ask again.
+    """
+    check_rows(model, inputs, vault, vault.num_classes)
+    groups, _ = group_numbers(clusters, vault)
+    private = ask(vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz"))
+    guesses = majority(private.hard(), groups, vault.num_classes, others_only=others_only)
+    return learn(model, inputs, private, guesses, fit=fit, folder=folder)
+
+
+def train_with_head(
+    model: nn.Module,
+    inputs: Inputs,
+    features: Tensor,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float,
+    fit: Fit,
+    share: float = 0.3,
+    rehearse: Rehearse = rehearse,
+    folder: Path | None = None,
+) -> nn.Module:
+    """The head of one look in place of the clusters: two looks, at (`epsilon`, `delta`) in all.
+
+    Args:
+        features: public, (n, p), of the same rows: what the head sees.
+        share: of ε for the head; the answers get the rest. The two together cost exactly (ε, δ): `split_budget`.
+        rehearse: as in `one_shot.train`.
+    """
+    check_rows(model, inputs, vault, vault.num_classes)
+    one_shot.check_features(features, vault)
+    first, second = split_budget(epsilon, delta, share)
+    if second <= 0:
+        raise ValueError(f"share={share} leaves nothing for the answers; give less than 1, or use one_shot")
+    kept = in_folder(folder, "answers.npz")
+    looks = [(event_of(noise_for(first, delta)), in_folder(folder, "moment.npz")), (PureDP(second), kept)]
+    check_affordable(vault, looks)
+    shot = one_shot.train(features, vault, epsilon=first, delta=delta, rehearse=rehearse, folder=folder)
+    private = ask(vault, RandomizedResponse(second, vault.num_classes), kept=kept)
+    return learn(model, inputs, private, head_guesses(shot, features), fit=fit, folder=folder)
+
+
+def learn(
+    model: nn.Module,
+    inputs: Inputs,
+    private: NoisyLabels | Labels,
+    guesses: npt.ArrayLike,
+    *,
+    fit: Fit,
+    folder: Path | None = None,
+) -> nn.Module:
+    """Step 3 on labels and guesses that were paid for before: post-processing, at no cost.
+
+    Args:
+        private: answers, or `Labels` made of other releases (teachers' votes: Tang et al. 2022, pipeline 2).
+        guesses: a class for every row, (n,), from releases or public.
+    """
+    found = denoise(private, guesses, device_of(model))
+    return ldp_ssl.learn(model, inputs, found.labels, fit=fit, folder=folder)
+
+
+def denoise(private: NoisyLabels | Labels, guesses: npt.ArrayLike, device: torch.device | str = "cpu") -> Denoised:
+    """Keep the labels that agree with the guesses, and say how right they should be.
+
+    >>> vault = LabelVault([0, 1] * 5000, num_classes=2)
+    >>> found = denoise(vault.release(RandomizedResponse(1.0, 2)), [0, 1] * 5000)
+    >>> abs(found.guesses_right - 1) < 0.1, found.expected > 0.95
+    (True, True)
+    """
+    told = np.asarray(guesses)
+    labels = as_labels(private, len(told), device)
+    agrees = labels.targets.argmax(dim=1) == torch.as_tensor(told, device=labels.targets.device)
+    known = labels.weights > 0
+    share = float((agrees & known).sum() / known.sum().clamp_min(1))
+    if share == 0:
+        raise ValueError(
+            "no private label agrees with its guess, so none would be kept; check that rows are in one order"
+        )
+    right, expected = _estimates(private, share)
+    return Denoised(labels.only(agrees), told.astype(np.int64), share, right, expected)
+
+
+def majority(answers: npt.ArrayLike, groups: npt.ArrayLike, num_classes: int, *, others_only: bool = False) -> Classes:
+    """For each row the most frequent private label of its group, (n,); ties go to the lower class.
+
+    Args:
+        answers: private labels, (n,).
+        groups: each row's group, (n,), found without labels.
+        others_only: leave the row's own label out, so that it cannot agree with itself: for groups of few rows, and for
+            the closed form to hold as it stands.
+
+    >>> majority([0, 0, 1, 1], [0, 0, 0, 1], 2)
+    array([0, 0, 0, 1])
+    """
+    said, where = np.asarray(answers, dtype=np.int64), np.asarray(groups, dtype=np.int64)
+    counts = np.bincount(where * num_classes + said, minlength=(where.max(initial=0) + 1) * num_classes)
+    votes = counts.reshape(-1, num_classes)
+    if not others_only:
+        return votes.argmax(axis=1)[where]
+    others = votes[where]
+    others[np.arange(len(said)), said] -= 1
+    return others.argmax(axis=1)
+
+
+def head_guesses(shot: OneShot, features: Tensor) -> Classes:
+    """The head's class for every row, (n,)."""
+    return shot.predict(features).cpu().numpy()
+
+
+def kept_accuracy(epsilon: float, guesses_right: float) -> float:
+    """e^ε / (e^ε + (1 − a)/a): the share of kept labels that are right (Tang et al. 2022, section 4.3.2).
+
+    >>> round(kept_accuracy(1.0, 0.883), 4), kept_accuracy(0.0, 0.4)
+    (0.9535, 0.4)
+    """
+    if not 0 <= guesses_right <= 1:
+        raise ValueError(f"guesses_right={guesses_right} is not a share; give a number from 0 to 1")
+    # a·e^ε / (a·e^ε + 1 − a), with e^{−ε} so that a large ε does not overflow.
+    return guesses_right / (guesses_right + (1 - guesses_right) * math.exp(-epsilon)) if guesses_right else 0.0
+
+
+def kept_share(epsilon: float, num_classes: int, guesses_right: float) -> float:
+    """q + a·(p − q): the share of randomized-response labels that agree with the guesses.
+
+    >>> round(kept_share(1.0, 10, 0.883), 4)
+    0.2148
+    """
+    whole = math.exp(epsilon) + num_classes - 1
+    return (1 + guesses_right * math.expm1(epsilon)) / whole
+
+
+def _estimates(private: NoisyLabels | Labels, share: float) -> tuple[float, float]:
+    """How many guesses are right, by the share of labels kept, and how many kept labels."""
+    if not isinstance(private, NoisyLabels) or not isinstance(private.law, RandomizedResponse):
+        return math.nan, math.nan
+    epsilon, classes = private.law.epsilon, private.law.num_classes
+    # `kept_share` solved for a: (share·(e^ε + K − 1) − 1) / (e^ε − 1), in e^{−ε}.
+    gain = -math.expm1(-epsilon)
+    if gain == 0:
+        return math.nan, math.nan
+    right = (share * (1 + (classes - 1) * math.exp(-epsilon)) - math.exp(-epsilon)) / gain
+    right = min(1.0, max(0.0, right))
+    return right, kept_accuracy(epsilon, right)
