@@ -48,10 +48,8 @@ def features():
 
 
 RECIPES = {
-    "ldp_ssl": lambda vault, **given: ldp_ssl.train(network(), pictures()[0], vault, fit=BRIEF_FIT, **given),
-    "aug_descent": lambda vault, **given: aug_descent.train(
-        network(), pictures()[0], vault, refine=BRIEF_REFINE, **given
-    ),
+    "ldp_ssl": functools.partial(ldp_ssl.train, fit=BRIEF_FIT),
+    "aug_descent": functools.partial(aug_descent.train, refine=BRIEF_REFINE),
 }
 
 
