@@ -16,7 +16,6 @@ from labeldp.report.scales import Axis, text_width
 WIDTH, HEIGHT = 340, 236
 SIZE = 11.0
 _TOP, _RIGHT, _BOTTOM = 26, 16, 40
-TONES = 5
 
 Point = tuple[float, float]
 

@@ -27,7 +27,7 @@ def audit_section(facts: Facts) -> str:
             ("what an attack proves, at least", found.bound, f"{found.bound:.3g}", found.contradicts),
             ("what is claimed, at most", found.epsilon, f"{found.epsilon:.3g}", not found.contradicts),
         ]  # fmt: skip
-        parts.append(m.figure(bars("Audit: lower bound beside the claim", told, values), told))
+        parts.append(m.side_by_side(m.figure(bars("Audit: lower bound beside the claim", told, values), told)))
     if not _same_claim(facts):
         parts.append(m.paragraph("The audit was of another claim than this result's; make one that fits.", "soft"))
     parts.append(

@@ -15,8 +15,11 @@ from labeldp.artifacts.card import Story
 from labeldp.artifacts.folder import FILES
 from labeldp.audit.result import AuditResult
 from labeldp.choosing.choice import Choice, choose
+from labeldp.choosing.recipes import Case
 
 AUDIT = "audit.json"
+# Recipes are compared for a machine that can train all of them.
+DEVICE = "cuda"
 
 
 @dataclass(frozen=True)
@@ -102,16 +105,14 @@ def gather(
 
 
 def _with_choice(facts: Facts) -> Facts:
-    return replace(facts, choice=compared(facts, facts.story.epsilon))
+    case, story = case_of(facts), facts.story
+    size = {"feature_dim": case.feature_dim, "modality": case.modality, "device": DEVICE}
+    return replace(facts, choice=choose(case.num_rows, case.num_classes, story.epsilon, story.delta, **size))
 
 
-def compared(facts: Facts, epsilon: float) -> Choice:
-    """The recipes for such data at another ε."""
-    story = facts.story
-    return choose(
-        story.rows, facts.classes, epsilon, story.delta, feature_dim=facts.width, modality=facts.modality,
-        device="cuda",
-    )  # fmt: skip
+def case_of(facts: Facts) -> Case:
+    """The learning problem by its public numbers."""
+    return Case(facts.story.rows, facts.classes or 2, facts.width, facts.modality, facts.story.delta)
 
 
 def _width(story: Story, tensors: Mapping[str, Any]) -> int | None:

@@ -26,6 +26,8 @@ _EVENTS = (
     (ev.DiscreteGaussian, "noisy counts in whole numbers"),
     (ev.Gaussian, "a noisy sum over all rows"),
 )
+# Methods that ask every row for an answer of its own, and nothing else of the labels.
+_ANSWERING = ("rr", "forward", "debiased", "alibi", "lp_mst")
 _MOST_GROUPS, _MOST_LOOKS = 8, 12
 _STEPS = 8
 
@@ -103,7 +105,7 @@ def _not_promised(facts: Facts) -> str:
          "people who were never in the data."),
         (f"The {declared}", "was declared, not read off the labels." if facts.classes else "were declared."),
         ("Other releases", "of the same labels: their epsilons add up with this one. Keep one budget store for all."),
-        ("Several labels of one person", "unless the promise above says all labels of one user."),
+        ("Several labels of one person,", "unless the promise above says all labels of one user."),
     ])  # fmt: skip
 
 
@@ -114,10 +116,10 @@ def event_words(event: object) -> str:
     """What a look was, in words.
 
     >>> event_words(ev.PureDP(1.0))
-    'a randomized answer, ε = 1'
+    'a private answer, pure ε = 1'
     """
     if isinstance(event, ev.PureDP):
-        return f"a randomized answer, ε = {at_most(event.epsilon, 4)}"
+        return f"a private answer, pure ε = {at_most(event.epsilon, 4)}"
     said = next((words for kind, words in _EVENTS if isinstance(event, kind)), None)
     if said is None:
         return "everything, without noise" if isinstance(event, ev.NonPrivate) else str(event)
@@ -126,9 +128,9 @@ def event_words(event: object) -> str:
 
 
 def _noise(event: object) -> str:
-    said = f"noise {getattr(event, 'noise_std', math.nan):.4g}"
+    said = f"noise of deviation {getattr(event, 'noise_std', math.nan):.4g}"
     diameter = getattr(event, "diameter", None)
-    return said if diameter is None else f"{said}, of which one label moves {diameter:.4g}"
+    return said if diameter is None else f"{said}; one label moves it by at most {diameter:.4g}"
 
 
 def ledger_section(facts: Facts) -> str:
@@ -197,7 +199,7 @@ def _growth(group: Group, delta: float) -> str:
     told = f"After {points[-1][0]:,.0f} looks ε is {at_most(points[-1][1], 4)}."
     x, y = Axis("looks", 0, points[-1][0]), Axis("ε so far", 0, 1.05 * points[-1][1])
     picture = chart("Epsilon as looks add up", told, x, y, shown)
-    return m.figure(picture, f"How ε of the costliest history grew, in the order of the ledger. {told}")
+    return m.side_by_side(m.figure(picture, f"How ε of the costliest history grew, in the order of the ledger. {told}"))
 
 
 # --- the noise ------------------------------------------------------------------------------------------------------
@@ -228,14 +230,13 @@ def _dots_legend() -> str:
 
 
 def _noise_words(facts: Facts) -> str:
-    pure = all(isinstance(look.event, ev.PureDP) for group in facts.certificate.groups for look in group.looks)
-    if pure:
+    if facts.story.method in _ANSWERING:
         return m.paragraph(
             "Labels were answered one by one: each answer carries this noise, or less where a public guess narrowed "
             "the classes. The model never saw a true label; it learns because the law of the noise is known."
         )
     return m.paragraph(
-        "Here no label was answered by itself. The noise was added to sums over many rows, where it weighs less: one "
+        "Here noise was added to sums or counts over many rows, where it weighs less: one "
         "label hides in the sum, while what all labels have in common stays visible. That is why the model can be "
         "right more often than single private answers would be."
     )

@@ -7,17 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labeldp.accounting.words import at_most
+from labeldp.choosing.measured import accuracy, along, labels_per_class, references
 from labeldp.choosing.predict import Ranked
+from labeldp.choosing.recipes import BY_NAME
 from labeldp.choosing.words import count
 from labeldp.report import markup as m
 from labeldp.report.charts import Series, bars, chart, legend
-from labeldp.report.facts import Facts, compared
+from labeldp.report.facts import DEVICE, Facts, case_of
 from labeldp.report.privacy import belief_after
 from labeldp.report.scales import Axis
 
-_POINTS = 13
+_POINTS = 25
 # A chart of accuracy against ε reaches this factor to either side of what was measured.
 _REACH = 8.0
+_ROUNDING = 1e-6
 
 
 def quality_section(facts: Facts) -> str:
@@ -60,9 +63,11 @@ def _curve(one: Mapping[str, Any]) -> str:
     points = sorted((float(x), float(y)) for x, y in pairs if _is_number(x) and _is_number(y))
     if len(points) < 2 or points[0][0] == points[-1][0]:
         return ""
-    name, along = str(one.get("name", "value")), str(one.get("x_name", "step"))
-    told = f"From {points[0][1]:.3g} to {points[-1][1]:.3g} over {points[-1][0]:g} {along}s."
-    x, y = Axis(along, points[0][0], points[-1][0]), Axis(name, *_around([value for _, value in points]))
+    name, by = str(one.get("name", "value")), str(one.get("x_name", "step"))
+    told = f"From {points[0][1]:.3g} to {points[-1][1]:.3g} over {points[-1][0]:g} {by}s."
+    whole = all(place.is_integer() for place, _ in points)
+    x = Axis(by, points[0][0], points[-1][0], whole=whole)
+    y = Axis(name, *_around([value for _, value in points]))
     shown = [Series("", points, dots=len(points) <= 12)]
     return m.figure(chart(f"Learning curve: {name}", told, x, y, shown), f"Learning curve: {name}. {told}")
 
@@ -95,17 +100,25 @@ def against_epsilon(facts: Facts) -> str:
 def _grid(epsilons: Sequence[float]) -> list[float]:
     low, high = max(1e-4, min(epsilons) / _REACH), min(30.0, max(epsilons) * _REACH)
     ratio = max(high / low, 4.0)
-    return [low * ratio ** (index / (_POINTS - 1)) for index in range(_POINTS)]
+    return sorted({*(low * ratio ** (index / (_POINTS - 1)) for index in range(_POINTS)), *epsilons})
 
 
 def _expected(facts: Facts, grid: Sequence[float]) -> list[Series]:
-    points = []
-    for epsilon in grid:
-        ranked = {one.recipe: one.accuracy for one in compared(facts, epsilon).ranking}
-        value = ranked.get(facts.story.method)
-        if value is not None:
-            points.append((epsilon, value / 100))
-    return [Series(f"expected of {facts.story.method}, on data alike", points, tone=1, dashed=True)] if points else []
+    """What was measured of the recipe on the data set most like this one, carried over to as many rows and classes.
+
+    Only between results: nothing is drawn beyond the clean labels per class at which it was measured.
+    """
+    recipe, case = BY_NAME.get(facts.story.method), case_of(facts)
+    found = references(case, DEVICE)
+    curve = found[0].curve(recipe) if recipe is not None and found else ()
+    if recipe is None or len(curve) < 2:
+        return []
+    ends = sorted(labels_per_class(recipe, point.case, point.epsilon) for point in curve)
+    low, high = ends[0] * (1 - _ROUNDING), ends[-1] * (1 + _ROUNDING)
+    places = [(epsilon, labels_per_class(recipe, case, epsilon)) for epsilon in grid]
+    inside = [(epsilon, along(curve, worth)[0]) for epsilon, worth in places if low <= worth <= high]
+    points = [(epsilon, accuracy(odds, case.num_classes) / 100) for epsilon, odds in inside]
+    return [Series(f"{recipe.name} on data like {found[0].dataset}", points, tone=4, dashed=True)] if points else []
 
 
 def _answers(classes: int, grid: Sequence[float]) -> Series:

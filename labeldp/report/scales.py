@@ -66,29 +66,6 @@ def _between(values: Sequence[float], low: float, high: float) -> tuple[float, .
     return tuple(value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9))
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> tuple[float, ...]:
-    """The places, moved as little as needed to lie `gap` apart between low and high; order is kept.
-
-    Evenly spread where there is no room. Places must rise.
-
-    >>> spread([10.0, 11.0, 50.0], gap=10.0, low=0.0, high=100.0)
-    (10.0, 20.0, 50.0)
-    >>> spread([99.0, 99.5], gap=10.0, low=0.0, high=100.0)
-    (90.0, 100.0)
-    """
-    count = len(places)
-    if count > 1 and gap * (count - 1) > high - low:
-        return tuple(low + (high - low) * index / (count - 1) for index in range(count))
-    moved: list[float] = []
-    for place in places:
-        moved.append(max(place, moved[-1] + gap) if moved else max(place, low))
-    limit = high
-    for index in reversed(range(count)):
-        moved[index] = min(moved[index], limit)
-        limit = moved[index] - gap
-    return tuple(moved)
-
-
 @dataclass(frozen=True)
 class Axis:
     """A labelled range of numbers.
@@ -98,6 +75,7 @@ class Axis:
         low, high: the ends; above 0 where `log`.
         log: powers of ten at equal distances.
         percent: the numbers are shares and are shown in percent.
+        whole: ticks are whole numbers, where there are any.
     """
 
     label: str
@@ -105,6 +83,7 @@ class Axis:
     high: float
     log: bool = False
     percent: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -120,7 +99,8 @@ class Axis:
 
     def marks(self, most: int) -> tuple[float, ...]:
         """Ticks."""
-        return (log_ticks if self.log else ticks)(self.low, self.high, most)
+        found = (log_ticks if self.log else ticks)(self.low, self.high, most)
+        return (tuple(mark for mark in found if mark.is_integer()) or found) if self.whole else found
 
     def fitting(self, room: float, size: float, most: int = 7) -> tuple[float, ...]:
         """As many ticks as can be labelled along `room` without touching, two spaces between them."""

@@ -65,7 +65,7 @@ def made(tmp_path_factory):
 def test_it_says_what_is_asked_of_it(made):
     text = read(made).text
     for words in (
-        "by at most 2.72×", "What is not promised", "a randomized answer, ε = 1", "3,000", "Verified.",
+        "by at most 2.72×", "What is not promised", "a private answer, pure ε = 1", "3,000", "Verified.",
         "Without privacy: 94.0%", "This model: 85.0% at ε = 1", "other", "one_shot", "Learning curve: training loss",
         "No contradiction", "600 of 1,000 guesses", "labeldp verify model", "SHA-256",
     ):  # fmt: skip
@@ -192,6 +192,19 @@ def test_labels_that_are_numbers_have_no_chart_of_accuracy(tmp_path):
     assert "Accuracy against epsilon" not in text
 
 
+def test_what_is_expected_is_what_was_measured_there(tmp_path):
+    from labeldp.choosing.measured import points
+    from labeldp.report.quality import _expected
+
+    known = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.name) == ("fashion_mnist", "lp_mst")}
+    made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000)
+    facts = gather(saved(tmp_path / "model", made))
+    (line,) = _expected(facts, sorted(known))
+    assert line.name == "lp_mst on data like fashion_mnist"
+    assert dict(line.points) == {epsilon: pytest.approx(value / 100) for epsilon, value in known.items()}
+    assert _expected(facts, [1e-3]) == []
+
+
 # --- audits ---------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +293,15 @@ def test_the_command_writes_a_page_beside_the_folder(tmp_path):
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == {"page": str(tmp_path / "model.html"), "problems": []}
     assert (tmp_path / "model.html").read_text() == page(gather(folder))
+
+
+def test_the_command_takes_options_from_a_file(tmp_path):
+    folder, target = saved(tmp_path / "model"), tmp_path / "page.html"
+    config = tmp_path / "run.toml"
+    config.write_text(f'[report]\nfolder = "{folder}"\nout = "{target}"\nnon-private = 0.9\nbeside = ["{folder}"]\n')
+    run = labeldp("--config", config, "--quiet")
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+    assert "Without privacy: 90.0%" in target.read_text()
 
 
 def test_the_command_answers_1_where_the_folder_does_not_verify(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeldp.report.scales import Axis, log_ticks, spread, text_width, ticks
+from labeldp.report.scales import Axis, log_ticks, text_width, ticks
 
 numbers = st.floats(-1e6, 1e6)
 
@@ -33,20 +33,6 @@ def test_log_ticks_are_few_rise_and_lie_inside(low, factor, most):
     assert list(found) == sorted(set(found))
 
 
-@given(st.lists(st.floats(0, 100), max_size=12), st.floats(0.1, 30))
-def test_spread_labels_keep_their_distance_and_order(places, gap):
-    places.sort()
-    found = spread(places, gap, 0.0, 100.0)
-    assert len(found) == len(places)
-    assert all(-1e-6 <= place <= 100 + 1e-6 for place in found)
-    room = min(gap, 100 / max(len(places) - 1, 1))
-    assert all(b - a >= room - 1e-6 for a, b in pairwise(found))
-
-
-def test_places_that_are_apart_are_not_moved():
-    assert spread([1.0, 40.0, 90.0], 20.0, 0.0, 100.0) == (1.0, 40.0, 90.0)
-
-
 @given(numbers, st.floats(1e-3, 1e6), st.floats(40, 600), st.booleans())
 def test_labels_along_an_axis_do_not_touch(low, size, room, percent):
     axis = Axis("x", low, low + size, percent=percent)
@@ -63,3 +49,8 @@ def test_labels_along_an_axis_do_not_touch(low, size, room, percent):
 def test_axes_without_room_are_refused(low, high, log):
     with pytest.raises(ValueError, match="low="):
         Axis("x", low, high, log=log)
+
+
+def test_ticks_of_whole_numbers_are_whole():
+    assert Axis("epoch", 1, 4, whole=True).fitting(300, 11.0) == (1.0, 2.0, 3.0, 4.0)
+    assert Axis("epoch", 1, 1.5, whole=True).marks(5)
