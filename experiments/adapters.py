@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments import public_features
+from experiments import pate, public_features, semi
 from experiments.settings import Run
 from labeldp.learning import augment, schedules
 from labeldp.learning.descent import rmsprop
@@ -259,6 +259,26 @@ FAMILIES: dict[str, Family] = {
     ),
     "ssl_prior": Family(
         cluster_prior, _FIT_NEEDS | {"features", "clusters"}, _FIT_MAY_HAVE | {"learn", "part"}
+    ),
+    "ldp_ssl": Family(semi.answers_and_fixmatch, semi.FIXMATCH_NEEDS, semi.FIXMATCH_MAY_HAVE | {"objective"}),
+    "denoise_ssl": Family(
+        semi.kept_answers_and_fixmatch, semi.FIXMATCH_NEEDS | {"features"},
+        semi.FIXMATCH_MAY_HAVE | {"clusters", "share"},
+    ),
+    "aug_descent": Family(
+        semi.answers_and_two_networks, semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE | {"known_noise"}
+    ),
+    "one_shot_fixmatch": Family(
+        semi.head_and_fixmatch, _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"per_class"}, semi.FIXMATCH_MAY_HAVE
+    ),
+    "one_shot_aug_descent": Family(
+        semi.head_and_two_networks, _HEAD_NEEDS | semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE
+    ),
+    "pate_fm": Family(
+        pate.votes_and_fixmatch, pate.NEEDS | semi.FIXMATCH_NEEDS, pate.MAY_HAVE | semi.FIXMATCH_MAY_HAVE
+    ),
+    "pate_aug_descent": Family(
+        pate.votes_and_two_networks, pate.NEEDS | semi.REFINE_NEEDS | {"student"}, pate.MAY_HAVE | semi.REFINE_MAY_HAVE
     ),
 }  # fmt: skip
 

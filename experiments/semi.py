@@ -1,0 +1,127 @@
+"""Adapters of the semi-supervised recipes: private labels of each kind, FixMatch or two networks to learn from them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from experiments import public_features
+from labeldp.learning import objectives
+from labeldp.learning.augment import Augment
+from labeldp.learning.corefinement import co_refine
+from labeldp.learning.fit import sgd
+from labeldp.learning.fixmatch import fixmatch, weights_sgd
+from labeldp.learning.rehearsal import rehearse
+from labeldp.learning.schedules import piecewise
+from labeldp.learning.strong_views import learned_view, scaled, strong_view, weak_view
+from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, one_shot
+
+if TYPE_CHECKING:
+    from experiments.adapters import Training
+
+OBJECTIVES = {"answers": objectives.on_answers, "likelihood": objectives.forward_corrected}
+VIEWS_MAY_HAVE = frozenset({"padding", "flip", "cut", "compiled"})
+FIXMATCH_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay"})
+FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {"ratio", "threshold", "temperature", "strength", "average", "aligned"}
+REFINE_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay", "warmup", "switch"})
+REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", "mixup", "steps"}
+
+
+def answers_and_fixmatch(job: Training) -> nn.Module:
+    """LDP-SSL: randomized response, then FixMatch on the answers' word or on their likelihood."""
+    name = job.settings.get("objective", "answers")
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective={name!r} is not known here; give one of {', '.join(OBJECTIVES)}")
+    return ldp_ssl.train(
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=fixmatch_of(job), objective=OBJECTIVES[name]
+    )
+
+
+def kept_answers_and_fixmatch(job: Training) -> nn.Module:
+    """DenoiseSSL: answers that agree with their cluster's majority, or with a head where there is a `share` for one."""
+    settings, public = job.settings, _public(job)
+    if "share" in settings:
+        return denoise_ssl.train_with_head(
+            job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"],
+            share=settings["share"], fit=fixmatch_of(job), rehearse=_rehearsal(job, public),
+        )  # fmt: skip
+    clusters = public.clusters(settings["clusters"])
+    return denoise_ssl.train(
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=fixmatch_of(job), clusters=clusters
+    )
+
+
+def answers_and_two_networks(job: Training) -> nn.Module:
+    """AugDescent on randomized response."""
+    known = job.settings.get("known_noise", False)
+    return aug_descent.train(
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, refine=refine_of(job), known_noise=known
+    )
+
+
+def head_and_fixmatch(job: Training) -> nn.Module:
+    """One look, then FixMatch on the head's surest labels of every class."""
+    public, per_class = _public(job), job.settings["per_class"]
+    return ldp_ssl.train_after(
+        _shot(job, public), public.features, job.model, job.inputs, per_class=per_class, fit=fixmatch_of(job)
+    )
+
+
+def head_and_two_networks(job: Training) -> nn.Module:
+    """One look, then AugDescent on the head's labels."""
+    public = _public(job)
+    return aug_descent.train_after(_shot(job, public), public.features, job.model, job.inputs, refine=refine_of(job))
+
+
+def fixmatch_of(job: Training) -> Any:
+    """FixMatch with the run's settings bound."""
+    settings, classes = job.settings, job.vault.num_classes
+    given = {name: settings[name] for name in ("ratio", "threshold", "temperature", "strength") if name in settings}
+    weak, strong = views(settings, strong_view(**_sizes(settings), cut=settings.get("cut", 16)))
+    return functools.partial(
+        fixmatch, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong, seed=job.seed,
+        optimizer=weights_sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), report=job.report,
+        prior=torch.full((classes,), 1 / classes) if settings.get("aligned", False) else None,
+        average=settings.get("average", 0.999), compiled=settings.get("compiled", False), **given,
+    )  # fmt: skip
+
+
+def refine_of(job: Training) -> Any:
+    """Co-refinement with the run's settings bound; the rate falls to a tenth at epoch `switch`."""
+    settings = job.settings
+    names = ("warmup", "threshold", "strength", "ramp", "history", "mixup", "steps", "compiled")
+    weak, strong = views(settings, learned_view(**_sizes(settings)))
+    return functools.partial(
+        co_refine, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong,
+        optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"], nesterov=False),
+        schedule=piecewise((settings["switch"] / settings["epochs"],), warmup=0.0), seed=job.seed, report=job.report,
+        **{name: settings[name] for name in names if name in settings},
+    )  # fmt: skip
+
+
+def views(settings: Any, strong: Augment) -> tuple[Augment, Augment]:
+    """The weak view and this strong one, for the runner's scaled images."""
+    pixels = public_features.Pixels(settings["dataset"])
+    mean, spread = (tuple((part.flatten() / 255).tolist()) for part in (pixels.mean, pixels.spread))
+    return scaled(weak_view(**_sizes(settings)), mean, spread), scaled(strong, mean, spread)
+
+
+def _sizes(settings: Any) -> dict[str, Any]:
+    return {"padding": settings.get("padding", 4), "flip": settings.get("flip", True)}
+
+
+def _public(job: Training) -> public_features.Public:
+    return public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
+
+
+def _rehearsal(job: Training, public: public_features.Public) -> Any:
+    return functools.partial(rehearse, stage=public.stage(job.vault.num_classes), seed=job.seed)
+
+
+def _shot(job: Training, public: public_features.Public) -> one_shot.OneShot:
+    return one_shot.train(
+        public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], rehearse=_rehearsal(job, public)
+    )

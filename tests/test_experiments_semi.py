@@ -1,0 +1,66 @@
+"""The semi-supervised runs, on made-up images: every family leaves a certified line, and the settings file is read."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import adapters, public_features, records, run, semi
+from experiments.settings import Run, runs
+from labeldp.data import synthetic
+
+SETTINGS = Path(adapters.__file__).parent / "semisupervised.toml"
+COMMON = {
+    "dataset": synthetic.NAME, "model": "mnist_cnn", "batch_size": 16, "learning_rate": 0.01, "weight_decay": 1e-4,
+    "padding": 2, "flip": False,
+}  # fmt: skip
+MATCH = {**COMMON, "epochs": 1, "ratio": 2, "cut": 6}
+REFINE = {**COMMON, "epochs": 2, "warmup": 1, "switch": 1}
+HEAD = {"features": {"patches": 16, "dims": 20}, "delta": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(monkeypatch):
+    monkeypatch.setattr(public_features, "_KEPT", {})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**MATCH, "recipe": "ldp_ssl"},
+        {**MATCH, "recipe": "ldp_ssl", "objective": "likelihood", "aligned": True, "threshold": 0.5},
+        {**MATCH, "recipe": "denoise_ssl", "features": HEAD["features"], "clusters": 12},
+        {**MATCH, **HEAD, "recipe": "denoise_ssl", "share": 0.3},
+        {**REFINE, "recipe": "aug_descent", "known_noise": True, "history": 2},
+        {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5},
+        {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
+    ],
+    ids=lambda settings: settings["recipe"],
+)
+def test_every_family_leaves_a_certified_line(settings):
+    line = run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
+    assert records.check(line) == []
+    assert line["delta"] == settings.get("delta", 0.0)
+    assert 0 <= line["value"] <= 100
+
+
+def test_the_file_is_read():
+    found = runs(SETTINGS, [])
+    for each in found:
+        adapters.check_settings(each)
+    assert {each.settings["recipe"] for each in found} == {
+        "ldp_ssl", "denoise_ssl", "aug_descent", "one_shot_fixmatch", "one_shot_aug_descent",
+    }  # fmt: skip
+
+
+def test_views_are_of_pixels():
+    """A weak view that does nothing but unscale and scale again gives the images back."""
+    images = run.data(synthetic.NAME, "cpu")[0][:4]
+    weak, _ = semi.views({"dataset": synthetic.NAME, "padding": 0, "flip": False}, lambda images, generator: images)
+    assert torch.allclose(weak(images, torch.Generator()), images, atol=1e-4)
+
+
+def test_an_unknown_objective_is_refused():
+    settings = {**MATCH, "recipe": "ldp_ssl", "objective": "hope"}
+    with pytest.raises(ValueError, match="objective='hope'"):
+        run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
