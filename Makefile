@@ -1,4 +1,4 @@
-# make demo   privatize a real table, say what was promised and what it cost, verify the certificate
+# make demo   train on a real table's secret labels, beside models without privacy; verify the result, write its report
 # make test   the whole test suite (slow tests: make test-slow)
 # make check  ruff and pyright
 # make docs   the site from docs/, in build/site; a warning is an error
@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .PHONY: demo test test-slow check format docs bench clean
 
-demo: .venv/core.stamp
+demo: .venv/train.stamp
 	@rm -rf demo
 	@$(BIN)/labeldp demo --out demo
 
@@ -37,17 +37,17 @@ bench: .venv/dev.stamp
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/core.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) -e .
+.venv/train.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e '.[sklearn]'
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e '.[dev]'
-	@touch .venv/core.stamp $@
+	@touch .venv/train.stamp $@
 
 .venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e '.[docs]'
-	@touch .venv/core.stamp $@
+	@touch $@
 
 clean:
 	rm -rf .venv demo build *.egg-info

@@ -22,7 +22,7 @@ import click
 
 from labeldp.cli_audit import audit
 from labeldp.cli_budget import account_of, budget
-from labeldp.cli_options import takes_config
+from labeldp.cli_options import EPSILON, takes_config
 from labeldp.cli_predict import completion, predict
 from labeldp.cli_report import report
 from labeldp.cli_train import train
@@ -373,12 +373,15 @@ def verify(file: Path, as_json: bool) -> None:
 
 @cli.command()
 @click.option("--out", "folder", default="labeldp-demo", show_default=True, type=click.Path(path_type=Path),
-              help="Where to write the private table and its certificate.")  # fmt: skip
-@click.option("--epsilon", type=float, default=1.0, show_default=True)
+              help="Where to write the model and its report.")  # fmt: skip
+@click.option("--epsilon", type=EPSILON, default=1.0, show_default=True)
 def demo(folder: Path, epsilon: float) -> None:
-    """Privatize a bundled real table (Adult census income) and verify the result."""
+    """Train on a bundled real table (Adult census income), beside models without privacy; verify the result."""
+    from labeldp.cli_train import _check_device, _training
     from labeldp.demo import run_demo
 
+    _check_device("cpu")
+    _training()
     run_demo(folder, epsilon, click.echo)
 
 

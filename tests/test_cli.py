@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import signal
 import subprocess
@@ -286,13 +285,16 @@ def _charged(journal):
     return journal.exists() and journal.read_bytes().count(b"\n") >= 2
 
 
-def test_demo_tells_promise_and_price_and_verifies(tmp_path):
-    run = labeldp("demo", "--out", tmp_path / "demo", check=0)
-    assert "2.72×" in run.stdout
-    assert "73.1% expected" in run.stdout
-    assert "it holds" in run.stdout
-    seen = float(run.stdout.split("expected, ")[1].split("%")[0]) / 100
-    kept = 1 / (1 + math.exp(-1))
-    # 6 standard deviations of a binomial over 32,561 rows: a false alarm in 5·10⁸ runs.
-    assert abs(seen - kept) < 6 * math.sqrt(kept * (1 - kept) / 32561) + 0.0005
-    labeldp("verify", tmp_path / "demo" / "adult-private.parquet", check=0)
+def test_demo_trains_compares_and_verifies(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    # One thread, for its neighbours' sake.
+    run = labeldp("demo", "--out", tmp_path / "demo", check=0, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert "at most 2.72×" in run.stdout
+    assert "the certificate holds" in run.stdout
+    ours, naive, without = (float(line.split()[-1]) for line in run.stdout.splitlines() if line[-5:-3] in ("0.", "1."))
+    # Eight runs gave 0.914 to 0.917, 0.897 to 0.909, and 0.923.
+    assert naive - 0.01 < ours < without
+    assert ours > 0.905
+    labeldp("verify", tmp_path / "demo" / "model", check=0)
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000

@@ -3,9 +3,12 @@
 import csv
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -193,3 +196,22 @@ def test_every_command_takes_a_config(tmp_path, capsys):
     (tmp_path / "run.toml").write_text("[epsilon]\nresponse-epsilon = 0.5\ntimes = 3\njson = true\n")
     assert labeldp("epsilon", "--config", tmp_path / "run.toml") == 0
     assert json.loads(capsys.readouterr().out)["epsilon"] == 1.5
+
+
+def test_the_page_says_what_works(tmp_path, monkeypatch):
+    """Every command of docs/command_line.md, in order, on a table of patients."""
+    text = (Path(__file__).parents[1] / "docs" / "command_line.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    ages = [(number * 37) % 72 + 18 for number in range(1500)]
+    lines = [[str(number), str(age), ("none", "mild", "severe")[(age - 18) // 24]] for number, age in enumerate(ages)]
+    for name in ("patients.csv", "new.csv"):
+        write_csv(tmp_path / name, lines, header=("id", "age", "diagnosis"))
+    Path("run.toml").write_text(re.findall(r"^```toml\n(.*?)^```", text, re.S | re.M)[0])
+    commands = [line[2:] for line in text.splitlines() if line.startswith("$ labeldp")]
+    assert len(commands) == 3
+    for command in commands:
+        spending.MEMORY.forget()
+        # The second training would write over the first.
+        assert labeldp(*shlex.split(command.replace("run.toml --out model", "run.toml --out again"))[1:]) == 0
+    assert verify_folder(tmp_path / "again") == ()
+    assert verify_folder(tmp_path / "model") == ()
