@@ -18,7 +18,7 @@ if TYPE_CHECKING:
               "same rows, with true labels.")  # fmt: skip
 @click.option("--recipe", help="Audit a recipe of the library on made-up labels instead; --list names them.")
 @click.option("--epsilon", type=float, help="With --recipe: what it is asked to stay within.")
-@click.option("--delta", type=float, help="With --recipe.  [default: 1e-5 where the recipe needs one]")
+@click.option("--delta", type=float, help="With --recipe.  [default: 1e-7 where the recipe needs one]")
 @click.option("--rows", type=click.IntRange(20), help="With --recipe: how many canaries; more find more.")
 @click.option("--candidates", type=click.IntRange(2), help="With --labels: classes a guess is among.  [default: 2]")
 @click.option("--delimiter", help="With --labels: of the original.  [default: a comma; a tab for .tsv]")

@@ -62,7 +62,8 @@ def self_test(
 
     Args:
         recipe: one of `subjects()`.
-        epsilon, delta: what it is asked to stay within; δ is 1e-5 for Gaussian noise and 0 otherwise when None.
+        epsilon, delta: what it is asked to stay within. When None, δ is 0, or 1e-7 for Gaussian noise: the bound for
+            one run needs it small, since a claim with δ allows a run in 1/δ to tell everything.
         rows: how many canaries.
         seed: of the coins.
         noise: makes the noise of each run: for tests of the audit, which repeat it.
@@ -76,15 +77,18 @@ def self_test(
     if find_spec("torch") is None:
         raise ValueError("recipes need PyTorch; install it with: pip install 'labeldp[torch]'")
     subject = known[recipe]
-    delta = (0.0 if subject.pure else 1e-5) if delta is None else delta
+    delta = (0.0 if subject.pure else 1e-7) if delta is None else delta
 
     def train(labels: Labels) -> tuple[FloatArray, Claim]:
         vault = subject.seal(labels, noise())
         scores = subject.scores(labels, vault, epsilon, delta)
         return scores, Claim.of(vault.certificate(delta))
 
+    from labeldp.learning.threads import one_thread
+
     zeros = np.zeros(rows or subject.rows, dtype=np.int64)
-    return audit_training(train, zeros, 2, separate=subject.separate, confidence=confidence, seed=seed)
+    with one_thread():
+        return audit_training(train, zeros, 2, separate=subject.separate, confidence=confidence, seed=seed)
 
 
 def subjects() -> dict[str, Subject]:
@@ -96,6 +100,8 @@ def subjects() -> dict[str, Subject]:
         "cluster-votes": Subject(2000, False, True, _cluster_votes),
         "moments": Subject(4000, True, False, _moments),
         "one-shot": Subject(1000, False, False, _one_shot),
+        "one-shot-prior": Subject(1000, False, False, _one_shot_prior),
+        "rounds": Subject(500, False, False, _rounds),
         "dp-sgd": Subject(2500, True, False, functools.partial(_descent, "no_op")),
         "labeldp-pro": Subject(200, False, False, functools.partial(_descent, "alt_conv")),
         "alt-rows": Subject(200, False, False, functools.partial(_descent, "alt_rows")),
@@ -142,8 +148,7 @@ def _on_answers(train: Any, labels: Labels, vault: LabelVault, epsilon: float, d
 def _ssl_prior(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
     from labeldp.recipes import ssl_prior
 
-    clusters = np.arange(len(labels)) // 4
-    train = functools.partial(ssl_prior.train, clusters=clusters, prior_epsilon=epsilon / 2)
+    train = functools.partial(ssl_prior.train, clusters=np.arange(len(labels)), prior_epsilon=epsilon / 2)
     return _on_answers(train, labels, vault, epsilon, delta)
 
 
@@ -162,13 +167,39 @@ def _moments(labels: Labels, vault: LabelVault, epsilon: float, delta: float) ->
     return vault.release(ask).value.T
 
 
-def _one_shot(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
+def _features(rows: int) -> Any:
     import torch
 
+    return torch.randn(rows, 20, generator=torch.Generator().manual_seed(0))
+
+
+def _one_shot(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
     from labeldp.recipes import one_shot
 
-    features = torch.randn(len(labels), 20, generator=torch.Generator().manual_seed(0))
+    features = _features(len(labels))
     return one_shot.train(features, vault, epsilon=epsilon, delta=delta).logits(features).double().cpu().numpy()
+
+
+def _one_shot_prior(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
+    from labeldp.recipes import one_shot_prior
+
+    model, inputs = _linear(len(labels))
+    how = {"epsilon": epsilon, "delta": delta, "fit": _fit()}
+    return _logits(one_shot_prior.train(model, inputs, _features(len(labels)), vault, **how).model, inputs)
+
+
+def _rounds(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
+    from torch import nn
+
+    from labeldp.models.shared import with_head
+    from labeldp.recipes import rounds, students
+
+    features = _features(len(labels))
+    model = with_head(nn.Sequential(nn.Linear(20, 16), nn.ReLU()), 16, 2)
+    teach = functools.partial(students.train, fit=_fit())
+    return _logits(
+        rounds.train(model, features, features, vault, epsilon=epsilon, delta=delta, teach=teach).model, features
+    )
 
 
 def _descent(denoiser: str, labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:

@@ -112,7 +112,7 @@ def separate(name: str, coins: npt.ArrayLike, statistics: npt.ArrayLike) -> Sepa
     """Coins ±1 and what the release says about each; the threshold is chosen on a quarter, the rest is counted."""
     signed = np.asarray(coins, dtype=np.float64) * np.asarray(statistics, dtype=np.float64)
     first, rest = signed[::4], np.concatenate([signed[i::4] for i in (1, 2, 3)])
-    at = max(np.unique(np.quantile(np.abs(first), (0.0, 0.25, 0.5, 0.7, 0.85, 0.95))), key=lambda t: _worth(first, t))
+    at = max(np.unique(np.quantile(np.abs(first), (0.0, 0.25, 0.5, 0.75, 0.9))), key=lambda t: _worth(first, t))
     # A statistic of 0 says nothing: it is neither right nor wrong.
     decided = np.abs(rest) >= max(at, np.finfo(np.float64).tiny)
     return Separate(name, int(np.sum(decided & (rest > 0))), int(np.sum(decided & (rest < 0))), len(rest))
@@ -121,8 +121,9 @@ def separate(name: str, coins: npt.ArrayLike, statistics: npt.ArrayLike) -> Sepa
 def _worth(signed: npt.NDArray[np.float64], at: float) -> float:
     """A lower limit of the distance between two Gaussians, seen from this threshold."""
     decided = np.abs(signed) >= max(at, np.finfo(np.float64).tiny)
-    right = share_at_least(int(np.sum(decided & (signed > 0))), len(signed), 0.05)
-    wrong = share_at_most(int(np.sum(decided & (signed < 0))), len(signed), 0.05)
+    # Strict, so that a threshold with few guesses is not chosen for its luck.
+    right = share_at_least(int(np.sum(decided & (signed > 0))), len(signed), 1e-4)
+    wrong = share_at_most(int(np.sum(decided & (signed < 0))), len(signed), 1e-4)
     return float(ndtri(np.clip(right, 1e-12, 1 - 1e-12)) - ndtri(np.clip(wrong, 1e-12, 1 - 1e-12)))
 
 

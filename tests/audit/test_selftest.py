@@ -1,0 +1,97 @@
+"""Every recipe stays below its claim on the worst made-up data, and shows each bug that is planted in it."""
+
+import dataclasses
+
+import pytest
+
+from labeldp import SecureRandom
+from labeldp.accounting.events import PureDP
+from labeldp.audit import self_test
+from labeldp.audit.selftest import subjects
+from labeldp.private import binned, counts, responses, user_responses, vectors, votes
+
+pytest.importorskip("torch", reason="recipes need PyTorch")
+
+SURE = 1 - 1e-6
+GAUSSIAN = [name for name, subject in subjects().items() if not subject.pure]
+PURE = [name for name, subject in subjects().items() if subject.pure]
+
+
+class Noise:
+    def __init__(self):
+        self.next = 1000
+
+    def __call__(self):
+        self.next += 1
+        return SecureRandom(self.next)
+
+
+def audited(name, epsilon, **more):
+    return self_test(name, epsilon, seed=0, **{"confidence": SURE, "noise": Noise(), **more})
+
+
+@pytest.mark.parametrize("name", subjects())
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_every_recipe_stays_below_its_claim(name, epsilon):
+    result = audited(name, epsilon)
+    assert result.bound <= result.epsilon <= epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["rr", "debiased", "forward", "lp-mst", "cluster-votes", "binned-regression"])
+def test_bounds_for_pure_recipes_are_worth_something(name):
+    assert audited(name, 3.0).bound > 1.4
+
+
+@pytest.mark.parametrize("name", ["moments", "dp-sgd", "lp-normal-sgd"])
+def test_bounds_for_gaussian_recipes_are_worth_something(name):
+    assert audited(name, 4.0).bound > 1.5
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_less_noise_than_claimed_is_caught_in_answers(name, monkeypatch):
+    """Each mechanism claims a third of what it spends."""
+    for place in (responses.SetResponse, vectors.VectorResponse, votes.GroupVotes, binned.BinnedResponse):
+        monkeypatch.setattr(place, "event", lambda self: PureDP(self.epsilon / 3))
+    monkeypatch.setattr(counts.GroupCounts, "event", lambda self: PureDP(self.noise.epsilon / 3))
+    charges = user_responses.UserResponse.charges
+    monkeypatch.setattr(user_responses.UserResponse, "charges", lambda *asked: a_third(charges(*asked)))
+    result = audited(name, 3.0)
+    assert result.epsilon == pytest.approx(1.0)
+    assert result.contradicts
+
+
+def a_third(charges):
+    return [dataclasses.replace(charge, event=PureDP(charge.event.epsilon / 3)) for charge in charges]
+
+
+@pytest.mark.parametrize("name", ["moments", "dp-sgd", "lp-normal-sgd", "user-gradients"])
+def test_half_the_noise_is_caught_in_sums(name, monkeypatch):
+    honest = SecureRandom.gaussian
+    monkeypatch.setattr(SecureRandom, "gaussian", lambda self, *args, **more: honest(self, *args, **more) / 2)
+    result = audited(name, 4.0)
+    assert result.contradicts
+    assert result.p_value < 1e-6
+
+
+@pytest.mark.parametrize("name", [*PURE, "moments", "dp-sgd", "lp-normal-sgd", "self-span", "user-gradients"])
+def test_a_seed_used_again_is_caught(name):
+    result = audited(name, 1.0, noise=lambda: SecureRandom(4321), confidence=0.999)
+    assert result.contradicts
+    assert "a repeated run" in result.attack
+
+
+def test_unknown_recipes_are_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"recipe='sgd' is not one of rr.*dp-sgd"):
+        self_test("sgd", 1.0)
+
+
+def test_more_canaries_find_more():
+    few, many = (self_test("rr", 1.0, rows=rows, seed=0, noise=Noise()).bound for rows in (100, 2000))
+    assert few < many
+
+
+def test_all_published_recipes_are_there():
+    """A recipe that joins the library joins the audit."""
+    published = {"rr", "debiased", "forward", "alibi", "lp-mst", "ssl-prior", "cluster-votes", "one-shot", "dp-sgd"}
+    published |= {"labeldp-pro", "lp-normal-sgd", "binned-regression", "user-answers", "user-gradients"}
+    assert published <= set(subjects())
