@@ -1,0 +1,58 @@
+"""Adapters of PATE-FM: linear teachers on features vote; FixMatch learns from the answers, AugDescent from that."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from experiments import public_features, semi
+from labeldp.learning.semisupervised import from_classes
+from labeldp.learning.teachers import one_look_teachers, ridge_teachers
+from labeldp.recipes import aug_descent, pate_fm
+
+if TYPE_CHECKING:
+    from experiments.adapters import Training
+
+TEACHERS = {"one look": one_look_teachers, "ridge": ridge_teachers}
+NEEDS = frozenset({"delta", "features", "teachers", "queries", "answers"})
+MAY_HAVE = frozenset({"heads", "ridge", "agreement", "noise_ratio", "at_once"})
+
+
+def votes_and_fixmatch(job: Training) -> nn.Module:
+    """Pipeline 3: the student of the answers is the model."""
+    public = public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
+    return pate_fm.train(
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], fit=semi.fixmatch_of(job),
+        teachers=_teachers(job, public), ballot=_ballot(job),
+    )  # fmt: skip
+
+
+def votes_and_two_networks(job: Training) -> nn.Module:
+    """Pipeline 2: the student, with the settings in `student`, labels all rows; AugDescent learns from that."""
+    unread = set(job.settings["student"]) - semi.FIXMATCH_NEEDS - semi.FIXMATCH_MAY_HAVE - {"epochs"}
+    if unread:
+        raise ValueError(f"student has settings that FixMatch does not read: {sorted(unread)}")
+    first = replace(job, model=copy.deepcopy(job.model), settings={**job.settings, **job.settings["student"]})
+    labels = pate_fm.relabel(votes_and_fixmatch(first), job.inputs)
+    private = from_classes(labels, job.vault.num_classes)
+    return aug_descent.learn(job.model, job.inputs, private, refine=semi.refine_of(job))
+
+
+def _teachers(job: Training, public: public_features.Public) -> pate_fm.Teachers:
+    settings, features = job.settings, public.features
+    name = settings.get("heads", "one look")
+    if name not in TEACHERS:
+        raise ValueError(f"heads={name!r} is not known; give one of {', '.join(TEACHERS)}")
+    ridge = {"ridge": settings["ridge"]} if "ridge" in settings else {}
+    return lambda rows: TEACHERS[name](features, features[rows], job.vault.num_classes, **ridge)
+
+
+def _ballot(job: Training) -> pate_fm.Ballot:
+    settings = job.settings
+    named: dict[str, Any] = {name: settings[name] for name in ("teachers", "queries", "answers")}
+    others = {"agreement": "threshold", "noise_ratio": "ratio", "at_once": "at_once"}
+    named |= {field: settings[name] for name, field in others.items() if name in settings}
+    return pate_fm.Ballot(**named, seed=job.seed)

@@ -1,0 +1,46 @@
+"""The runs of PATE-FM, on made-up images: both families leave a certified line, and the settings file is read."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments import adapters, public_features, records, run
+from experiments.settings import Run, runs
+from labeldp.data import synthetic
+
+SETTINGS = Path(adapters.__file__).parent / "pate.toml"
+COMMON = {
+    "dataset": synthetic.NAME, "model": "mnist_cnn", "batch_size": 16, "learning_rate": 0.01, "weight_decay": 1e-4,
+    "padding": 2, "flip": False, "features": {"patches": 16, "dims": 20}, "delta": 1e-5, "teachers": 60, "queries": 30,
+    "answers": 10, "cut": 6,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(monkeypatch):
+    monkeypatch.setattr(public_features, "_KEPT", {})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**COMMON, "recipe": "pate_fm", "epochs": 1, "ratio": 2, "heads": "ridge", "at_once": 20},
+        {
+            **COMMON, "recipe": "pate_aug_descent", "epochs": 2, "warmup": 1, "switch": 1, "agreement": 0.3,
+            "ridge": 0.01, "student": {"epochs": 1},
+        },
+    ],
+    ids=lambda settings: settings["recipe"],
+)  # fmt: skip
+def test_both_families_leave_a_certified_line(settings):
+    line = run.run_one(Run("tiny", "pate", 4.0, 1, settings), "cpu")
+    assert records.check(line) == []
+    assert line["delta"] == 1e-5
+    assert 0 <= line["value"] <= 100
+
+
+def test_the_file_is_read():
+    found = runs(SETTINGS, [])
+    for each in found:
+        adapters.check_settings(each)
+    assert {each.settings["recipe"] for each in found} == {"pate_fm", "pate_aug_descent"}
