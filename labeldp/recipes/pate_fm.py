@@ -44,8 +44,9 @@ class Ballot:
     """How many teachers are asked how much; all of it public and fixed before the first look.
 
     Args:
-        teachers: shards of n // teachers labels. Published are 500 and 800; noise depends on queries and answers alone,
-            so that cheap teachers do better with more and smaller shards, of ten to twenty labels.
+        teachers: shards of n // teachers labels. Published are 500 and 800. Noise depends on queries and answers alone,
+            so more teachers drown it better: linear heads on 30,000 rows of Fashion-MNIST did best at ε ≤ 0.5 with the
+            smallest shards tried, of ten labels (one data set, settings compared by its true labels).
         queries: how many random rows they are asked about.
         answers: the most that are answered.
         threshold: share of the teachers that should agree; None answers every query (then answers = queries).
