@@ -182,7 +182,8 @@ def look_and_answers(job: Training) -> nn.Module:
     stage = public.stage(job.vault.num_classes)
     return one_shot_prior.train(
         job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=delta, fit=_fits(job)[0],
-        learn=learns, split=split, rehearse=functools.partial(rehearse, stage=stage),
+        learn=learns, shares=settings["shares"], split=split, rehearse=functools.partial(rehearse, stage=stage),
+        seed=job.seed,
     ).model  # fmt: skip
 
 
@@ -253,7 +254,9 @@ FAMILIES: dict[str, Family] = {
     "one_shot_student": Family(
         look_and_student, _HEAD_NEEDS | _FIT_NEEDS | {"generations"}, _FIT_MAY_HAVE | {"confidence"}
     ),
-    "one_shot_prior": Family(look_and_answers, _HEAD_NEEDS | _FIT_NEEDS, _FIT_MAY_HAVE | {"learn", "share"}),
+    "one_shot_prior": Family(
+        look_and_answers, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
+    ),
     "rounds": Family(
         several_looks, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"confidence"}
     ),

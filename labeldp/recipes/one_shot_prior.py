@@ -1,13 +1,16 @@
 """A head from one look as the prior of randomized response, then any model on the answers.
 
     1. one look at (ε₁, δ): `one_shot`, whose head gives every row honest class probabilities p_i
-    2. ỹ_i = RRWithPrior(y_i; p_i), at ε₂
-    3. train on what both say of y_i: the posterior ∝ p_i(c)·P(ỹ_i | c), then the likelihood of the answers
+    2. split the rows into S₁ … S_T, not looking at labels; for t = 1 … T:
+         ỹ_i = randomized response among the likeliest classes under p_i, at ε₂, for i in S_t
+         train on what both say of y_i: the posterior ∝ p_i(c)·P(ỹ_i | c), then the likelihood of the answers
+         p_i = the model's probabilities
 
 Each of the two does what it is good at: a moment of all rows is nearly free at small ε, where single answers say
-nothing; a single answer under a good prior has to tell two or three classes apart and not ten (Ghazi et al. 2021).
+nothing; a single answer under a good prior has to tell two or three classes apart and not ten (Ghazi et al. 2021, whose
+LP-MST is the second step; here its first stage has a prior, too).
 
-Both looks are at every row, the second chosen after the first: adaptive composition of a Gaussian look and a pure one.
+Every row is in the moment and is asked once: adaptive composition of a Gaussian look and a pure one.
 ε₁ is the largest for which the two together cost (ε, δ) by their privacy loss distributions, a little more than ε − ε₂.
 How to split is rehearsed on clusters before the first look (`rehearse_split`). Where answers would be no better than
 the head, all of ε goes into the first look, and the model is a student of the head.
@@ -17,21 +20,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from scipy.special import xlogy
 from torch import Tensor, nn
 
 from labeldp.accounting.accountant import calibrate, gaussian_epsilon, gaussian_mu
 from labeldp.accounting.events import GridGaussian, Look, PureDP
-from labeldp.learning.fit import Inputs
+from labeldp.learning.fit import Inputs, predict
 from labeldp.learning.heads import Head, ridge_head
 from labeldp.learning.rehearsal import Stage, rehearse
 from labeldp.learning.targets import evidence
-from labeldp.private.randomizers import PriorResponse
+from labeldp.private.randomizers import PriorResponse, TopKResponse
 from labeldp.private.vault import LabelVault
 from labeldp.recipes import lp_mst, one_shot
 from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
@@ -39,11 +44,13 @@ from labeldp.recipes.groups import check_affordable
 from labeldp.recipes.look_noise import event_of, noise_by_width, noise_for
 from labeldp.recipes.lp_mst import Known, Learn
 from labeldp.recipes.one_shot import OneShot, Rehearse, Report
-from labeldp.releases import NoisyLabels
+from labeldp.releases import BoolArray, FloatArray, NoisyLabels
 
 # Shares of ε that the rehearsal of the split tries for the first look; 1 leaves nothing for the answers.
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _ROOT2 = math.sqrt(2.0)
+# Prior (n, K) and ε ↦ which classes may be answered, booleans (n, K), at least one in each row.
+Sets = Callable[[npt.NDArray[np.float64], float], BoolArray]
 
 
 @dataclass(frozen=True)
@@ -62,14 +69,50 @@ class OneShotPrior:
     Args:
         model: trained.
         shot: the first look and its head.
-        answers: the second look; None where all of ε went into the first.
+        answers: of each stage, to rows of its own; none where all of ε went into the first look.
         split: of the budget.
     """
 
     model: nn.Module
     shot: OneShot
-    answers: NoisyLabels | None
+    answers: tuple[NoisyLabels, ...]
     split: Split
+
+
+def informative_sets(prior: npt.ArrayLike, epsilon: float) -> BoolArray:
+    """The k likeliest classes of each row, k such that the answer tells most about the label: booleans (n, K).
+
+    With a = e^ε/(e^ε + k − 1) and b = 1/(e^ε + k − 1), P(ỹ = c) = p_c·(a − b) + P(S)·b + (1 − P(S))/k for c in S, and
+
+        I(ỹ; y) = H(ỹ) − P(S)·H(a, b, …, b) − (1 − P(S))·log k   is largest.
+
+    RRWithPrior takes the set for which the answer is right most often. Where the prior is sure that is one class, and
+    the answer says nothing: best for whoever takes answers at their word, and a waste for whoever weighs them against
+    the prior over many rows, as the likelihood does. Here at least two classes may be answered.
+
+    >>> informative_sets([[0.96, 0.03, 0.01], [0.4, 0.3, 0.3]], 1.0)
+    array([[ True,  True, False],
+           [ True,  True,  True]])
+    """
+    weights = np.asarray(prior, dtype=np.float64)
+    order = np.argsort(-weights, axis=1, kind="stable")
+    ranked = np.take_along_axis(weights, order, axis=1)
+    told = np.stack([_information(ranked[:, :k], epsilon) for k in range(1, ranked.shape[1] + 1)])
+    sets = np.empty(weights.shape, dtype=np.bool_)
+    sizes = 1 + told.argmax(axis=0)
+    np.put_along_axis(sets, order, np.arange(weights.shape[1]) < sizes[:, None], axis=1)
+    return sets
+
+
+def _information(inside: FloatArray, epsilon: float) -> FloatArray:
+    """I(ỹ; y) for answers among these classes, whose probabilities are (n, k)."""
+    k, covered = inside.shape[1], inside.sum(axis=1)
+    # e^−ε and not e^ε, which may be too large.
+    wrong = math.exp(-epsilon) / (1 + (k - 1) * math.exp(-epsilon))
+    right = 1 - (k - 1) * wrong
+    chances = inside * (right - wrong) + (covered * wrong + (1 - covered) / k)[:, None]
+    kept = xlogy(right, right) + (k - 1) * xlogy(wrong, wrong)
+    return -xlogy(chances, chances).sum(axis=1) + covered * kept - (1 - covered) * math.log(k)
 
 
 def train(
@@ -80,49 +123,89 @@ def train(
     *,
     epsilon: float,
     delta: float,
-    fit: Fit | Sequence[Fit],
-    learn: Learn | Sequence[Learn] = (lp_mst.posterior_of_model, lp_mst.likelihood),
+    fit: Fit,
+    learn: Sequence[Learn] = (lp_mst.posterior_of_model, lp_mst.likelihood),
+    sets: Sets = informative_sets,
+    shares: Sequence[float] = (0.6, 0.4),
     split: Split | None = None,
     rehearse: Rehearse = rehearse,
+    seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
 ) -> OneShotPrior:
-    """Look, answer, train: two looks, at (`epsilon`, `delta`) in all.
+    """Look, answer, train: at (`epsilon`, `delta`) in all.
 
     Args:
         model: any; maps inputs to K scores.
         inputs: public, on the model's device, in the vault's order.
         features: public, (n, p), of the same rows: what the head sees.
-        fit: the training algorithm, one for all of `learn` or one for each.
-        learn: what to minimise, in turn, each going on from the last: `lp_mst.posterior_of_model` uses answers and
-            prior (first the head's, then the model's own), `lp_mst.likelihood` the answers alone. The posterior keeps
-            the head's errors where answers are weak; the likelihood forgets the head. One after the other has both.
+        fit: the training algorithm.
+        learn: what to minimise in the first stage, in turn, each going on from the last; later stages only the last of
+            them. `lp_mst.posterior_of_model` uses answers and prior (first the head's, then the model's own),
+            `lp_mst.likelihood` the answers alone. The posterior keeps the head's errors where answers are weak, the
+            likelihood forgets the head: one after the other has both.
+        sets: which classes may be answered, from the prior and ε₂: `informative_sets`, or `likely_sets` as published.
+        shares: the part of the rows in each stage; they add up to 1.
         split: of the budget; `rehearse_split` when None.
         rehearse: of the head, as in `one_shot.train`.
-        folder: keeps both looks and checkpoints, so that a killed run goes on and does not ask again.
+        seed: of the stages' rows.
+        folder: keeps all looks and checkpoints, so that a killed run goes on and does not ask again.
         report: as in `one_shot.train`.
     """
     check_rows(model, inputs, vault, vault.num_classes)
-    learns = list(learn) if isinstance(learn, Sequence) else [learn]
-    fits = list(fit) if isinstance(fit, Sequence) else [fit] * len(learns)
-    if len(fits) != len(learns) or not fits:
-        raise ValueError(f"fit has {len(fits)} entries for {len(learns)} of learn; give one, or one for each")
+    stages = lp_mst.split(len(vault), shares, seed)
+    if not learn:
+        raise ValueError("learn is empty; give at least one way to learn from answers")
     if split is None:
         one_shot.check_features(features, vault)
         split = rehearse_split(features, vault.num_classes, epsilon, delta)
     _check_split(split, epsilon, delta)
-    first, second = in_folder(folder, "moment.npz"), in_folder(folder, "answers.npz")
-    looks = [(_look(split.first, delta).event, first), (PureDP(split.second), second)]
-    check_affordable(vault, looks if split.second > 0 else looks[:1])
+    # No row is in two stages, so the answers cost what those of one stage do.
+    looks = [(_look(split.first, delta).event, "moment.npz"), (PureDP(split.second), "answers-1.npz")]
+    check_affordable(vault, [(event, in_folder(folder, name)) for event, name in looks if event != PureDP(0.0)])
     shot = one_shot.train(
         features, vault, epsilon=split.first, delta=delta, rehearse=rehearse, folder=folder, report=report
     )
-    scores = shot.logits(features)
-    private = None
-    if split.second > 0:
-        private = ask(vault, PriorResponse(split.second, scores.softmax(dim=1).cpu().double().numpy()), kept=second)
-    model = _taught(model, inputs, scores, private, learns, fits, folder)
-    return OneShotPrior(model, shot, private, split)
+    scores = shot.logits(features).to(device_of(model))
+    if split.second == 0:
+        # Without answers the posterior is the prior, and there is no likelihood to go on with.
+        known = Known(scores.argmax(dim=1), torch.zeros_like(scores), scores)
+        settings = checkpoint_of(folder, scores.cpu().numpy())
+        return OneShotPrior(fit(model, inputs, lp_mst.posterior_of_model(known), **settings), shot, (), split)
+    ask_stage = _Asking(vault, split.second, sets, scores, folder)
+    for number, rows in enumerate(stages, start=1):
+        for turn, learner in enumerate(learn if number == 1 else learn[-1:]):
+            known = ask_stage(number, rows, scores)
+            settings = checkpoint_of(folder, ask_stage.digested(), np.array([number, turn]))
+            model = fit(model, inputs, learner(known), **settings)
+            scores = predict(model, inputs)
+    return OneShotPrior(model, shot, tuple(ask_stage.released), split)
+
+
+class _Asking:
+    """All answers so far, as a learner may know them."""
+
+    def __init__(self, vault: LabelVault, epsilon: float, sets: Sets, scores: Tensor, folder: Path | None) -> None:
+        self._vault, self._epsilon, self._sets, self._folder = vault, epsilon, sets, folder
+        # Rows not asked yet have evidence for nothing: the likelihood passes them over, the posterior is the prior.
+        self._answers, self._evidence = scores.argmax(dim=1), torch.zeros_like(scores)
+        self.released: list[NoisyLabels] = []
+
+    def __call__(self, number: int, rows: npt.NDArray[np.intp], scores: Tensor) -> Known:
+        """Ask a stage's rows under the prior, unless they were asked already."""
+        if len(self.released) < number:
+            prior = scores[torch.from_numpy(rows).to(scores.device)].softmax(dim=1).cpu().double().numpy()
+            question = TopKResponse(self._epsilon, self._sets(prior, self._epsilon))
+            private = ask(self._vault, question, rows, in_folder(self._folder, f"answers-{number}.npz"))
+            place = torch.from_numpy(rows).to(self._answers.device)
+            self._answers[place] = torch.from_numpy(private.hard()).to(place.device)
+            self._evidence[place] = evidence(private, place.device)
+            self.released.append(private)
+        return Known(self._answers, self._evidence, scores)
+
+    def digested(self) -> npt.NDArray[np.int64]:
+        """What names a checkpoint: all answers so far."""
+        return self._answers.cpu().numpy()
 
 
 def rehearse_split(
@@ -188,31 +271,6 @@ def _expected(stage: Stage, head: Head, first: float, second: float, delta: floa
         inside = law.members()[np.arange(len(labels)), labels.cpu().numpy()]
         right.append(float(np.mean(inside / (1.0 + (law.set_sizes() - 1.0) * math.exp(-second)))))
     return float(np.mean(right))
-
-
-def _taught(
-    model: nn.Module,
-    inputs: Inputs,
-    scores: Tensor,
-    private: NoisyLabels | None,
-    learns: Sequence[Learn],
-    fits: Sequence[Fit],
-    folder: Path | None,
-) -> nn.Module:
-    device = device_of(model)
-    scores = scores.to(device)
-    if private is None:
-        # Without answers the posterior is the prior; there is no likelihood to go on with.
-        known = Known(scores.argmax(dim=1), torch.zeros_like(scores), scores)
-        settings = checkpoint_of(folder, scores.cpu().numpy())
-        return fits[0](model, inputs, lp_mst.posterior_of_model(known), **settings)
-    answers, seen = torch.from_numpy(private.hard()).to(device), evidence(private, device)
-    for number, (learn, fit) in enumerate(zip(learns, fits, strict=True)):
-        if number > 0:
-            scores = lp_mst.predict(model, inputs)
-        settings = checkpoint_of(folder, private.answers, np.array(number))
-        model = fit(model, inputs, learn(Known(answers, seen, scores)), **settings)
-    return model
 
 
 def _look(first: float, delta: float) -> Look:

@@ -350,5 +350,5 @@ def test_fashion_mnist_end_to_end_in_ninety_seconds_of_two_cores():
     share = float((found.predict(torch.tensor(data.test)).numpy() == data.test_labels).mean())
     spent = time.process_time() - begun
     assert share >= 0.80
-    assert spent < 2 * 90, "processor seconds of two cores"
+    assert spent < 120, "processor seconds; two cores have 180 in 90 seconds"
     assert data.vault.certificate().epsilon <= 0.1
