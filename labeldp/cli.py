@@ -531,9 +531,7 @@ def reproduce_table(
 
 # --- models, budgets and audits, in files of their own ------------------------------------------------------------
 
-for _command in (train, predict, report, completion):
+for _command in (train, predict, report, budget, audit):
     cli.add_command(_command)
-for _command in (epsilon, calibrate, privatize, plan, verify):
-    takes_config(_command)
-cli.add_command(budget)
-cli.add_command(audit)
+takes_config(cli)
+cli.add_command(completion)

@@ -55,13 +55,16 @@ EPSILON = Amount("epsilon", "give one above 0, say 1: the smaller, the more priv
 DELTA = Amount("delta", "give one from 0 to below 1, say 1e-5 (less than one over the number of rows)", 1.0, zero=True)
 
 
-def takes_config(command: click.Command) -> click.Command:
-    """Give the command `--config FILE`, from which every option that is not on the command line is taken."""
-    told = f"Take options from the table [{command.name}] of this TOML file."
+def takes_config(command: click.Command) -> None:
+    """Give the command, or every command of a group, `--config FILE`; what is on the command line goes before it."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            takes_config(inner)
+        return
+    told = "Take options from this TOML file, from the table named after the command."
     option = click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", is_eager=True, help=told)
     option.expose_value, option.callback = False, _load
     command.params.append(option)
-    return command
 
 
 def option_values(ctx: click.Context, without: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def _keys(command: click.Command) -> dict[str, click.Parameter]:
 def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
     if path is None:
         return
-    name, keys = ctx.command.name or "", _keys(ctx.command)
+    keys, name = _keys(ctx.command), ".".join(ctx.command_path.split()[1:])
     options = _table(path, name)
     for key, value in options.items():
         if key not in keys:
@@ -97,15 +100,16 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
 
 def _table(path: Path, name: str) -> Mapping[str, Any]:
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"--config {str(path)!r} cannot be read ({error.strerror}); give a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeError) as error:
         raise OptionError(f"--config {str(path)!r} is not TOML ({error}); see docs/command_line.md") from None
-    loose = [key for key, value in found.items() if not isinstance(value, Mapping)]
-    if loose or name not in found:
-        raise OptionError(f"{path.name}: options of this command belong under a line [{name}]; put them there")
-    return found[name]
+    for part in name.split("."):
+        found = found.get(part)
+        if not isinstance(found, Mapping):
+            raise OptionError(f"{path.name}: options of this command belong under a line [{name}]; put them there")
+    return found
 
 
 def _unknown(key: str, known: list[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli_options import Names, OptionError, option_values, takes_config
+from labeldp.cli_options import Names, OptionError, option_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,9 +71,6 @@ def predict(
         click.echo(json.dumps({"file": str(out), "rows": found.num_rows, "columns": found.column_names}))
     elif not quiet:
         click.echo(f"{out}: {found.num_rows:,} rows predicted by {folder}, at no further cost to any label.")
-
-
-takes_config(predict)
 
 
 def _check_target(out: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli_options import DELTA, EPSILON, Names, OptionError, option_values, takes_config
+from labeldp.cli_options import DELTA, EPSILON, Names, OptionError, option_values
 
 if TYPE_CHECKING:
     from labeldp.artifacts.sources import Source
@@ -96,9 +96,6 @@ def train(
         click.echo(json.dumps({**found, "certificate": certificate.to_json()}))
     elif not quiet:
         click.echo(_summary(result, out, source, time.perf_counter() - begun))
-
-
-takes_config(train)
 
 
 def _required(table: str | None, epsilon: float | None, out: Path | None) -> tuple[str, float, Path]:

@@ -198,6 +198,15 @@ def test_every_command_takes_a_config(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["epsilon"] == 1.5
 
 
+def test_commands_of_a_group_too(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("LABELDP_STORE", str(tmp_path / "b.db"))
+    text = f'[budget.create]\ntable = "t.csv"\nname = "t"\nlabel = "y"\nclasses = "no,{SECRET}"\nepsilon = 2\n'
+    (tmp_path / "run.toml").write_text(text)
+    assert labeldp("budget", "create", "--config", tmp_path / "run.toml") == 0
+    assert "a budget of epsilon 2" in capsys.readouterr().out
+
+
 def test_the_page_says_what_works(tmp_path, monkeypatch):
     """Every command of docs/command_line.md, in order, on a table of patients."""
     text = (Path(__file__).parents[1] / "docs" / "command_line.md").read_text(encoding="utf-8")

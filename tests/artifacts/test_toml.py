@@ -1,7 +1,7 @@
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeldp.artifacts import toml
@@ -11,6 +11,7 @@ scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan
 values = st.recursive(scalars | st.lists(scalars), lambda inner: st.dictionaries(texts, inner), max_leaves=20)
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(texts, values))
 def test_what_is_written_is_read_back(written):
     assert tomllib.loads(toml.dumps(written)) == written
