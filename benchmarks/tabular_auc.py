@@ -1,0 +1,210 @@
+"""AUC on census tables at ε = 0.1, 0.5, 1, 2: `LabelDPClassifier(method="auto")` beside what else one could do.
+
+    auto            labeldp.LabelDPClassifier(epsilon), nothing else set
+    RR + logistic   randomized response (ours), then scikit-learn's LogisticRegression on the answers
+    diffprivlib     its LogisticRegression: full privacy of features too, a stronger promise; for reference
+    non-private     scikit-learn's LogisticRegression and HistGradientBoostingClassifier on true labels
+
+The two logistic regressions see standardised numbers and one-hot categories, the usual way; "same features" is a
+logistic regression on true labels and on the very features that auto uses. diffprivlib needs a bound on the length of a
+row, which is public here: the 99th percentile (its own clipping does the rest). It was written for an older
+scikit-learn: `pip install diffprivlib 'scikit-learn<1.8'`, or it is left out.
+
+Adult is bundled; census income (KDD) is read from LABELDP_DATA and left out where it is missing. Test labels are open
+and only measured with. Seeds change the noise and random_state, never the rows.
+
+Run: python benchmarks/tabular_auc.py [--seeds 3] [--data adult,kdd] [--epsilons 0.1,0.5,1,2] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import lzma
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from labeldp import LabelDPClassifier, LabelVault, RandomizedResponse
+from labeldp.data.samples import ADULT_CLASSES, adult_path
+from labeldp.estimators import columns as cols
+from labeldp.learning.tabular import Table
+
+CLASSES = (0, 1)
+# Of the 42 columns of the census: the instance weight is no feature, by its authors' word.
+KDD_WEIGHT = "instance weight"
+
+
+class Data:
+    """Public features as Arrow tables, labels 0 or 1."""
+
+    def __init__(self, name: str, train: pa.Table, test: pa.Table, label: str, positive: str) -> None:
+        self.name = name
+        self.y, self.test_y = (_is(table[label], positive) for table in (train, test))
+        self.x, self.test_x = train.drop([label]), test.drop([label])
+        parts = [cols.read_frame(table) for table in (self.x, self.test_x)]
+        layout = cols.layout_of(parts[0])
+        both = [layout.split(cols.like(layout, part)) for part in parts]
+        plain = Table(one_hot=1000).fit(both[0])
+        self.plain, self.test_plain = (plain.features(part).numpy() for part in both)
+
+
+def _is(column: pa.ChunkedArray, positive: str) -> np.ndarray:
+    return np.array([str(value).strip().rstrip(".") == positive for value in column.to_pylist()], dtype=np.int64)
+
+
+def adult() -> Data:
+    """The bundled copy."""
+    train, test = (pa.parquet.read_table(adult_path(split)) for split in ("train", "test"))
+    return Data("adult", train, test, "income", ADULT_CLASSES[1])
+
+
+def kdd() -> Data | None:
+    """Census income of 1994 and 1995 (UCI), or None where it is not at hand."""
+    folder = Path(os.environ.get("LABELDP_DATA", "")) / "census_income_kdd"
+    files = [folder / f"census-income.{split}.csv.xz" for split in ("train", "test")]
+    if not all(file.exists() for file in files):
+        return None
+    tables = [pa.csv.read_csv(io.BytesIO(lzma.decompress(file.read_bytes()))) for file in files]
+    label = tables[0].column_names[-1]
+    drop = [name for name in tables[0].column_names if name.strip().lower().replace("_", " ") == KDD_WEIGHT]
+    train, test = (table.drop(drop) for table in tables)
+    positive = sorted({str(v).strip().rstrip(".") for v in test[label].unique().to_pylist()}, key=lambda v: "+" in v)[
+        -1
+    ]
+    return Data("kdd", train, test, label, positive)
+
+
+# -- methods: (data, epsilon, seed) → scores of the test rows ----------------------------------------------------------
+
+
+def auto(data: Data, epsilon: float, seed: int) -> np.ndarray:
+    """The estimator, nothing set but ε."""
+    model = LabelDPClassifier(epsilon, classes=CLASSES, random_state=seed).fit(data.x, data.y)
+    assert model.certificate_.epsilon <= epsilon
+    return model.predict_proba(data.test_x)[:, 1]
+
+
+def rr_logistic(data: Data, epsilon: float, seed: int) -> np.ndarray:
+    """Noisy labels taken at their word."""
+    answers = LabelVault(data.y, 2).release(RandomizedResponse(epsilon, 2)).hard()
+    return _logistic(data.plain, answers, data.test_plain)
+
+
+def full_dp(data: Data, epsilon: float, seed: int) -> np.ndarray:
+    """Features private too."""
+    from diffprivlib.models import LogisticRegression as Private
+
+    # Rows beyond the bound are clipped by diffprivlib itself.
+    norm = float(np.quantile(np.linalg.norm(data.plain, axis=1), 0.99))
+    model = Private(epsilon=epsilon, data_norm=norm, max_iter=1000, random_state=None)
+    return model.fit(data.plain, data.y).decision_function(data.test_plain)
+
+
+def plain_logistic(data: Data, epsilon: float, seed: int) -> np.ndarray:
+    """No privacy."""
+    return _logistic(data.plain, data.y, data.test_plain)
+
+
+def same_features(data: Data, epsilon: float, seed: int) -> np.ndarray:
+    """No privacy, on what auto sees."""
+    encoder = LabelDPClassifier(1.0, classes=CLASSES, random_state=seed)
+    inputs, test = encoder._read(data.x, reset=True), encoder._read(data.test_x, reset=False)
+    found = encoder._extractor(inputs, seed).fit(inputs)
+    return _logistic(found.features(inputs).numpy(), data.y, found.features(test).numpy())
+
+
+def boosting(data: Data, epsilon: float, seed: int) -> np.ndarray:
+    """No privacy, no linear model."""
+    return (
+        HistGradientBoostingClassifier(random_state=seed).fit(data.plain, data.y).predict_proba(data.test_plain)[:, 1]
+    )
+
+
+def _logistic(x: np.ndarray, y: np.ndarray, test: np.ndarray) -> np.ndarray:
+    return LogisticRegression(max_iter=300).fit(x, y).decision_function(test)
+
+
+Method = Callable[[Data, float, int], np.ndarray]
+PRIVATE: dict[str, Method] = {"auto": auto, "RR + logistic": rr_logistic, "diffprivlib": full_dp}
+OPEN: dict[str, Method] = {"logistic": plain_logistic, "logistic, same features": same_features, "boosting": boosting}
+
+
+def measured(data: Data, method: Method, epsilon: float, seeds: int) -> tuple[list[float], float]:
+    """AUC per seed in per cent, and seconds of one run."""
+    found, begun = [], time.process_time()
+    for seed in range(seeds):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(100 * float(roc_auc_score(data.test_y, method(data, epsilon, seed))))
+    return found, (time.process_time() - begun) / seeds
+
+
+def table(data: Data, epsilons: list[float], seeds: int, as_json: bool) -> None:
+    """All methods on one data set."""
+    open_best = {}
+    for name, method in OPEN.items():
+        found, seconds = measured(data, method, float("inf"), 1)
+        open_best[name] = found[0]
+        _say(as_json, dataset=data.name, method=f"non-private {name}", epsilon=None, auc=found, seconds=seconds)
+    for epsilon in epsilons:
+        results = {}
+        for name, method in PRIVATE.items():
+            try:
+                found, seconds = measured(data, method, epsilon, seeds)
+            except ImportError:
+                print(f"{name}: not here; it needs an older scikit-learn: pip install diffprivlib 'scikit-learn<1.8'")
+                continue
+            results[name] = mean(found)
+            _say(as_json, dataset=data.name, method=name, epsilon=epsilon, auc=found, seconds=seconds)
+        if not as_json:
+            rivals = [value for name, value in results.items() if name != "auto"]
+            gaps = ", ".join(f"{results['auto'] - value:+.2f} to {name}" for name, value in open_best.items())
+            print(f"  auto is {results['auto'] - max(rivals):+.2f} to the best private rival; {gaps}", flush=True)
+
+
+def _say(as_json: bool, **line: object) -> None:
+    if as_json:
+        print(json.dumps(line), flush=True)
+        return
+    auc: list[float] = line["auc"]  # type: ignore[assignment]
+    spread = f" ± {stdev(auc):.2f}" if len(auc) > 1 else ""
+    epsilon = "" if line["epsilon"] is None else f"ε = {line['epsilon']:<4g} "
+    print(
+        f"{line['dataset']:6} {epsilon}{line['method']:36} AUC {mean(auc):6.2f}{spread:7} {line['seconds']:6.1f} s",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data", default="adult,kdd")
+    parser.add_argument("--epsilons", default="0.1,0.5,1,2")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in options.data.split(","):
+        data = {"adult": adult, "kdd": kdd}[name]()
+        if data is None:
+            print("census income (KDD) is not here; set LABELDP_DATA to the folder that has census_income_kdd/")
+            continue
+        table(data, [float(e) for e in options.epsilons.split(",")], options.seeds, options.json)
+
+
+if __name__ == "__main__":
+    main()
