@@ -81,8 +81,9 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
 
         Args:
             where: a file, or the address of a PostgreSQL database.
-            key: the secret of the store, or a file of mode 600 that holds it in hexadecimal. When None, the file
-                beside the store named like it and `.key`, made with the store; PostgreSQL has no such place.
+            key: the secret of the store, or a file of mode 600 that holds it in hexadecimal. When None, the file that
+                LABELDP_STORE_KEY names; else the file beside the store named like it and `.key`, made with the store.
+                PostgreSQL has no such place.
             create: make the store when there is none.
         """
         return cls(open_database(where, key, create))

@@ -174,10 +174,14 @@ def _address(where: str | Path) -> sa.URL:
 def _key(given: bytes | str | Path | None, path: Path | None) -> Key:
     if isinstance(given, bytes):
         return Key(given)
-    if given is not None:
+    given = given or os.environ.get("LABELDP_STORE_KEY")
+    if given:
         return read_key(Path(given).expanduser())
     if path is None:
-        raise StoreKeyError("a PostgreSQL store needs its key: a file that the team shares and others cannot read")
+        raise StoreKeyError(
+            "a PostgreSQL store needs its key, a file that the team shares and others cannot read; name it in "
+            "LABELDP_STORE_KEY, or make one with: labeldp budget key FILE"
+        )
     beside = path.with_name(path.name + ".key")
     # A new key beside an old store would be a wrong one.
     if path.exists() and path.stat().st_size:

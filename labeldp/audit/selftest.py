@@ -23,7 +23,7 @@ from labeldp.private.vault import LabelVault
 from labeldp.releases import FloatArray
 
 _ROWS_OF_A_USER = 3
-_BY_ROW = ("rr", "debiased", "forward", "alibi", "lp-mst")
+_BY_ROW = ("rr", "debiased", "forward", "alibi", "lp-mst", "ldp-ssl")
 
 # (labels, vault, ε, δ) → scores (n, 2)
 Scores = Callable[[Labels, LabelVault, float, float], FloatArray]
@@ -97,7 +97,9 @@ def subjects() -> dict[str, Subject]:
     return {
         **by_row,
         "ssl-prior": Subject(2000, False, True, _ssl_prior),
-        "cluster-votes": Subject(2000, False, True, _cluster_votes),
+        "denoise-ssl": Subject(2000, False, True, functools.partial(_by_cluster, "denoise_ssl")),
+        "cluster-votes": Subject(2000, False, True, functools.partial(_by_cluster, "cluster_votes")),
+        "pate-fm": Subject(1000, False, False, _pate_fm),
         "moments": Subject(4000, True, False, _moments),
         "one-shot": Subject(1000, False, False, _one_shot),
         "one-shot-prior": Subject(1000, False, False, _one_shot_prior),
@@ -152,11 +154,24 @@ def _ssl_prior(labels: Labels, vault: LabelVault, epsilon: float, delta: float) 
     return _on_answers(train, labels, vault, epsilon, delta)
 
 
-def _cluster_votes(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
-    from labeldp.recipes import cluster_votes
-
-    train = functools.partial(cluster_votes.train, clusters=np.arange(len(labels)))
+def _by_cluster(name: str, labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
+    """Every row is a cluster of its own."""
+    recipe = import_module(f"labeldp.recipes.{name}")
+    train = functools.partial(recipe.train, clusters=np.arange(len(labels)))
     return _on_answers(train, labels, vault, epsilon, delta)
+
+
+def _pate_fm(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
+    from labeldp.learning.teachers import ridge_teachers
+    from labeldp.recipes.pate_fm import Ballot, label
+
+    features, ballot = _features(len(labels)), Ballot(teachers=len(labels) // 4, queries=80, answers=40)
+    found = label(
+        lambda rows: ridge_teachers(features, features[rows], 2), vault, epsilon=epsilon, delta=delta, ballot=ballot
+    )
+    scores = np.zeros((len(labels), 2))
+    scores[found.rows, found.classes] = 1.0
+    return scores
 
 
 def _moments(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:

@@ -76,6 +76,15 @@ def test_a_key_can_live_elsewhere(tmp_path):
     assert BudgetStore.open(tmp_path / "b", key=str(tmp_path / "safe" / "owner.key")).epsilon("visits") == 3.0
 
 
+def test_the_environment_may_name_the_key(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABELDP_STORE_KEY", str(tmp_path / "team.key"))
+    with pytest.raises(StoreKeyError, match=r"'team\.key' is missing"):
+        BudgetStore.open(place)
+    make_key(tmp_path / "team.key")
+    filled(place)
+    assert BudgetStore.open(place, key=tmp_path / "team.key").epsilon("visits") == 3.0
+
+
 @pytest.mark.parametrize("key", [b"short", b"", 7.5])
 def test_what_is_no_key(tmp_path, key):
     with pytest.raises((StoreKeyError, TypeError)):
