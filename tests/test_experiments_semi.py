@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from experiments import adapters, public_features, records, run, semi
+from experiments import adapters, kept_labels, public_features, records, run, semi
 from experiments.settings import Run, runs
 from labeldp.data import synthetic
 
@@ -64,3 +65,12 @@ def test_an_unknown_objective_is_refused():
     settings = {**MATCH, "recipe": "ldp_ssl", "objective": "hope"}
     with pytest.raises(ValueError, match="objective='hope'"):
         run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
+
+
+def test_kept_labels_beside_the_formula():
+    """Pure groups of a thousand rows: all guesses are right, and so are all kept labels."""
+    truth = np.repeat(np.arange(4), 1000)
+    line = kept_labels.measured(truth, truth, 4, 1.5, others_only=True)
+    assert line["guesses right"] == line["formula"] == line["kept right"] == 1.0
+    assert line["kept"] == pytest.approx(line["answers right"])
+    assert line["estimated"] == pytest.approx(1.0, abs=0.1)

@@ -69,7 +69,7 @@ def train(
     epsilon: float,
     fit: Fit,
     clusters: Grouping,
-    others_only: bool = False,
+    others_only: bool = True,
     folder: Path | None = None,
 ) -> nn.Module:
     """Ask every label once at `epsilon`, keep those that agree with the majority of their cluster, and train.
@@ -77,7 +77,7 @@ def train(
     Args:
         fit: `labeldp.learning.fixmatch.fixmatch` with its settings bound.
         clusters: what `kmeans` returns, or each row's cluster number; found without labels.
-        others_only: see `majority`.
+        others_only: a row's own label has no vote on its guess, unlike as published; see `majority`.
         folder: keeps answers and checkpoints, so that a killed run goes on and does not ask again.
     """
     check_rows(model, inputs, vault, vault.num_classes)
@@ -166,8 +166,8 @@ def majority(answers: npt.ArrayLike, groups: npt.ArrayLike, num_classes: int, *,
     Args:
         answers: private labels, (n,).
         groups: each row's group, (n,), found without labels.
-        others_only: leave the row's own label out, so that it cannot agree with itself: for groups of few rows, and for
-            the closed form to hold as it stands.
+        others_only: leave the row's own label out. With it a label tends to agree with itself where votes are close:
+            more are kept, fewer of them right, and the closed form does not hold.
 
     >>> majority([0, 0, 1, 1], [0, 0, 0, 1], 2)
     array([0, 0, 0, 1])

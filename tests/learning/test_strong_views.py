@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeldp.learning import strong_views
-from labeldp.learning.strong_views import KINDS, NUMBER, affine, changed, moves
+from labeldp.learning import image_changes, strong_views
+from labeldp.learning.image_changes import KINDS, NUMBER, affine, changed, moves
 
 Image = pytest.importorskip("PIL.Image")
 from PIL import ImageEnhance, ImageOps  # noqa: E402
@@ -61,17 +61,18 @@ def generator(seed=0):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [(12, 15), (32, 32)])
-def test_changes_are_those_of_an_image_library(kind, amount, change, within, size):
-    """Up to the library's rounding to bytes, which some of its changes do twice."""
+@pytest.mark.parametrize(("size", "host"), [((12, 15), True), ((32, 32), True), ((32, 32), False)])
+def test_changes_are_those_of_an_image_library(kind, amount, change, within, size, host, monkeypatch):
+    """Up to the library's rounding to bytes, which some of its changes do twice; by the way of a GPU too."""
+    monkeypatch.setattr(image_changes, "_on_host", lambda images: host)
     pixels = bytes_of(height=size[0], width=size[1])
     assert np.abs(ours(kind, amount, pixels) - by_library(change, pixels)).max() <= within
 
 
 def test_equalise_leaves_a_channel_of_one_value():
     flat = torch.full((1, 3, 20, 20), 0.2)
-    assert torch.equal(strong_views.equalise(flat), flat)
-    assert torch.equal(strong_views.autocontrast(flat), flat)
+    assert torch.equal(image_changes.equalise(flat), flat)
+    assert torch.equal(image_changes.autocontrast(flat), flat)
 
 
 def test_a_quarter_turn_and_whole_shifts_move_pixels_exactly():
@@ -126,12 +127,14 @@ def test_shear_moves_rows_by_their_height():
     assert torch.allclose(matrix, torch.tensor([[1.0, 0.3, 0.0], [0.0, 1.0, 0.0]]))
 
 
-def test_every_image_gets_its_own_change():
-    """A batch of all kinds is the same as one image after the other."""
+def test_every_image_gets_its_own_change(monkeypatch):
+    """A batch of all kinds is the same as one image after the other, the way of a GPU as that of a processor."""
     images = floats(bytes_of(n=len(KINDS), height=20, width=20))
     kinds = torch.arange(len(KINDS))
     amounts = torch.tensor([0, 0.5, 0.5, 0.5, 0.5, 4, 0.1, 0, 0, 0, 20, 0.2, 0.2, 0.2, 0.2])
     together = changed(images, kinds, amounts)
+    monkeypatch.setattr(image_changes, "_on_host", lambda images: False)
+    assert torch.allclose(together, changed(images, kinds, amounts), atol=1e-6)
     alone = [changed(images[i : i + 1], kinds[i : i + 1], amounts[i : i + 1]) for i in range(len(KINDS))]
     assert torch.allclose(together, torch.cat(alone), atol=1e-6)
     assert all(not torch.allclose(together[i], images[i], atol=1e-3) for i in range(1, len(KINDS)))
