@@ -1,4 +1,4 @@
-"""The noise of one look at a moment: from a budget, to the rehearsal, to the ledger."""
+"""What one look at a moment needs before it is paid: its noise, what it will cost, features that fit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from labeldp.accounting.events import Event
 from labeldp.private.counts import GaussianNoise, LaplaceNoise
 from labeldp.private.moments import Moments
+from labeldp.private.users import UserVault
+from labeldp.private.vault import LabelVault
 
 Noise = GaussianNoise | LaplaceNoise
 
@@ -36,3 +40,23 @@ def noise_by_width(noise: Noise) -> Callable[[int], float]:
 def event_of(noise: Noise) -> Event:
     """What the look will cost, whatever the features."""
     return Moments(np.zeros((1, 1)), 1, noise, 1.0).event()
+
+
+def check_features(features: Tensor, vault: LabelVault) -> None:
+    """Raise ValueError unless there is one row of finite floats per label, and labels are protected one by one."""
+    if isinstance(vault, UserVault):
+        raise ValueError(
+            "vault protects all labels of a user, and one look here one label; ask Moments(..., users=...)"
+        )
+    if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point():
+        kind = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"features is {kind}; give a tensor of floats, (n, p)")
+    check_count(len(features), "features", vault)
+    if not math.isfinite(float(features.sum(dtype=torch.float64))):
+        raise ValueError("features has values that are not finite; fill in or drop missing ones")
+
+
+def check_count(count: int, name: str, vault: LabelVault) -> None:
+    """Raise ValueError unless there are as many as labels."""
+    if count != len(vault):
+        raise ValueError(f"{name} has {count} rows and the vault {len(vault)}; give one per label")

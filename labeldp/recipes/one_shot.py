@@ -38,7 +38,7 @@ from labeldp.private.moments import Moments
 from labeldp.private.vault import LabelVault
 from labeldp.recipes.common import ask_once, in_folder, question_note
 from labeldp.recipes.groups import check_affordable
-from labeldp.recipes.look_noise import Noise, event_of, noise_by_width, noise_for
+from labeldp.recipes.look_noise import Noise, check_count, check_features, event_of, noise_by_width, noise_for
 from labeldp.releases import NoisyMoments
 
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
@@ -190,7 +190,7 @@ def train_on_inputs(
     """
     tell = _Clock(report)
     check_affordable(vault, [(event_of(noise_for(epsilon, delta)), in_folder(folder, "moment.npz"))])
-    _check_count(len(inputs[0] if isinstance(inputs, tuple) else inputs), "inputs", vault)
+    check_count(len(inputs[0] if isinstance(inputs, tuple) else inputs), "inputs", vault)
     found = extractor.fit(inputs, device)
     features = found.features(inputs)
     tell("features", f"{len(features)} × {features.shape[1]}")
@@ -279,21 +279,3 @@ class _Clock:
     def __call__(self, phase: str, detail: str) -> None:
         if self._report is not None:
             self._report(Progress(phase, detail, time.perf_counter() - self._begun))
-
-
-# -- checks before anything is spent --------------------------------------------------------------------------------
-
-
-def check_features(features: Tensor, vault: LabelVault) -> None:
-    """Raise ValueError unless there is one row of finite floats per label."""
-    if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point():
-        kind = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        raise ValueError(f"features is {kind}; give a tensor of floats, (n, p)")
-    _check_count(len(features), "features", vault)
-    if not math.isfinite(float(features.sum(dtype=torch.float64))):
-        raise ValueError("features has values that are not finite; fill in or drop missing ones")
-
-
-def _check_count(count: int, name: str, vault: LabelVault) -> None:
-    if count != len(vault):
-        raise ValueError(f"{name} has {count} rows and the vault {len(vault)}; give one per label")

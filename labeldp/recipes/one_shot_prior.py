@@ -41,7 +41,7 @@ from labeldp.private.vault import LabelVault
 from labeldp.recipes import lp_mst, one_shot
 from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
 from labeldp.recipes.groups import check_affordable
-from labeldp.recipes.look_noise import event_of, noise_by_width, noise_for
+from labeldp.recipes.look_noise import check_features, event_of, noise_by_width, noise_for
 from labeldp.recipes.lp_mst import Known, Learn
 from labeldp.recipes.one_shot import OneShot, Rehearse, Report
 from labeldp.releases import BoolArray, FloatArray, NoisyLabels
@@ -157,7 +157,7 @@ def train(
     if not learn:
         raise ValueError("learn is empty; give at least one way to learn from answers")
     if split is None:
-        one_shot.check_features(features, vault)
+        check_features(features, vault)
         split = rehearse_split(features, vault.num_classes, epsilon, delta)
     _check_split(split, epsilon, delta)
     # No row is in two stages, so the answers cost what those of one stage do.

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Generator, nn
 
-from labeldp import Budget, BudgetExceededError, GaussianNoise, LabelVault, Moments, SecureRandom
+from labeldp import Budget, BudgetExceededError, GaussianNoise, LabelVault, Moments, SecureRandom, UserVault
 from labeldp.accounting.certificate import verify
 from labeldp.accounting.events import GridGaussian, PureDP
 from labeldp.accounting.gaussian import gaussian_epsilon
@@ -162,6 +162,13 @@ def test_what_cannot_work_costs_nothing(change, match):
     settings = {"features": problem()[0], "epsilon": 1.0, "heads": [ridge_head], **change}
     with pytest.raises(ValueError, match=match):
         one_head(settings.pop("features"), box, **settings)
+    assert box.certificate(DELTA).epsilon == 0.0
+
+
+def test_labels_of_users_are_not_one_label():
+    box = UserVault(problem()[1], users=np.arange(N) // 2, num_classes=K)
+    with pytest.raises(ValueError, match="labels of a user"):
+        one_head(problem()[0], box, epsilon=1.0)
     assert box.certificate(DELTA).epsilon == 0.0
 
 
