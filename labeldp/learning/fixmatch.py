@@ -163,11 +163,12 @@ class _Network(nn.Module):
         if not decay:
             return None
         slow, fast = ([p.detach() for p in part.parameters()] for part in (self.slow, self.model))
+        kept, new = (list(part.buffers()) for part in (self.slow, self.model))
 
         def after(share: float) -> None:
             torch._foreach_lerp_(slow, fast, 1.0 - decay)  # pyright: ignore[reportPrivateImportUsage]
-            for kept, new in zip(self.slow.buffers(), self.model.buffers(), strict=True):
-                kept.copy_(new)
+            if kept:
+                torch._foreach_copy_(kept, new)  # pyright: ignore[reportPrivateImportUsage]
 
         return after
 
