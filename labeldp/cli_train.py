@@ -223,9 +223,18 @@ def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None
         task = bar.add_task(f"{Path(what).name}: reading", total=None, spent="0", asked=epsilon)
 
         def report(told: Any) -> None:
-            shown: dict[str, Any] = {} if told.epsilon is None else {"spent": f"{told.epsilon:.3g}"}
+            spent = _spent(told, epsilon)
+            shown: dict[str, Any] = {} if spent is None else {"spent": spent}
             total = None if told.share is None else 1.0
             said = f"{Path(what).name}: {told.phase}, {told.detail}"
             bar.update(task, description=said, completed=told.share or 0.0, total=total, **shown)
 
         yield report
+
+
+def _spent(told: Any, asked: float) -> str | None:
+    """What to show as spent: never less than was. None leaves what is shown."""
+    if told.epsilon is not None:
+        return f"{told.epsilon:.3g}"
+    # Recipes that pay once do not say so; from here on they have.
+    return f"≤ {asked:g}" if told.phase in ("look", "head", "training") else None

@@ -24,8 +24,8 @@ pytest.importorskip("sklearn")
 from labeldp.artifacts import verify_folder
 from labeldp.artifacts.card import promise
 from labeldp.artifacts.models import load
-from labeldp.cli_train import METHODS
-from labeldp.estimators import methods, spending
+from labeldp.cli_train import METHODS, _spent
+from labeldp.estimators import Progress, methods, spending
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +171,13 @@ def test_no_label_is_in_the_folder_but_in_the_list_of_classes(place):
 
 def test_methods_are_those_of_the_estimators():
     assert set(METHODS) == {"auto", *methods.METHODS}
+
+
+def test_what_is_shown_as_spent_is_never_too_little():
+    shown = [_spent(Progress(phase, "", 0.0, None, spent), 2.0) for phase, spent in (
+        ("features", None), ("rehearsal", None), ("look", None), ("training", 0.5), ("training", None), ("done", 2.0),
+    )]  # fmt: skip
+    assert shown == [None, None, "≤ 2", "0.5", "≤ 2", "2"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
