@@ -49,7 +49,7 @@ def postgres(**settings):
         pytest.skip("there is no initdb on this machine; Debian has it in the package postgresql")
     who = somebody()
     # Short, because a socket's path may not be long.
-    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="pg-") as folder:
         if who:
             os.chown(folder, who["user"], who["group"])
         data = Path(folder) / "data"
