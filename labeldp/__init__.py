@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from labeldp.private.user_responses import UserResponse
     from labeldp.private.users import UserVault, cap_rows
     from labeldp.private.vault import LabelVault
+    from labeldp.private.teacher_votes import TeacherVotes
     from labeldp.private.votes import GroupVotes
     from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
 
@@ -54,6 +55,7 @@ __all__ = [
     "PrivateTable",
     "RandomizedResponse",
     "SecureRandom",
+    "TeacherVotes",
     "TopKResponse",
     "UserGradientSum",
     "UserResponse",
@@ -80,6 +82,7 @@ _HOMES = {
     "private.user_responses": ("UserResponse",),
     "private.users": ("UserVault", "cap_rows"),
     "private.vault": ("LabelVault",),
+    "private.teacher_votes": ("TeacherVotes",),
     "private.votes": ("GroupVotes",),
     "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments"),
 }

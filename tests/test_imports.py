@@ -80,8 +80,8 @@ def test_the_exported_names_are_these():
         "BitFlip", "Budget", "BudgetExceededError", "Certificate", "Choice", "DiameterBound", "GaussianNoise",
         "GradientSum", "GroupCounts", "GroupVotes", "LabelDPClassifier", "LabelDPRegressor", "LabelVault",
         "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments",
-        "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom", "TopKResponse",
-        "UserGradientSum", "UserResponse", "UserVault", "__version__", "cap_rows", "choose", "privatize",
+        "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom", "TeacherVotes",
+        "TopKResponse", "UserGradientSum", "UserResponse", "UserVault", "__version__", "cap_rows", "choose", "privatize",
         "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
