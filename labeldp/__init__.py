@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from labeldp.private.moments import Moments
     from labeldp.private.randomizers import BitFlip, LaplaceOneHot, PriorResponse, RandomizedResponse, TopKResponse
     from labeldp.private.randomness import SecureRandom
+    from labeldp.private.teacher_votes import TeacherVotes
     from labeldp.private.user_gradients import UserGradientSum
     from labeldp.private.user_responses import UserResponse
     from labeldp.private.users import UserVault, cap_rows
     from labeldp.private.vault import LabelVault
-    from labeldp.private.teacher_votes import TeacherVotes
     from labeldp.private.votes import GroupVotes
     from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
 

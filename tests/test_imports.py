@@ -81,8 +81,8 @@ def test_the_exported_names_are_these():
         "GradientSum", "GroupCounts", "GroupVotes", "LabelDPClassifier", "LabelDPRegressor", "LabelVault",
         "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments",
         "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom", "TeacherVotes",
-        "TopKResponse", "UserGradientSum", "UserResponse", "UserVault", "__version__", "cap_rows", "choose", "privatize",
-        "read_private",
+        "TopKResponse", "UserGradientSum", "UserResponse", "UserVault", "__version__", "cap_rows", "choose",
+        "privatize", "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
         assert getattr(labeldp, name) is not None
