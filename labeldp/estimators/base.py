@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import secrets
 from pathlib import Path
@@ -69,8 +68,9 @@ class LabelDPEstimator(BaseEstimator):
 
     def __sklearn_clone__(self) -> Any:
         """A copy as scikit-learn makes it; the store stays the same one, and the copy knows its family."""
-        bare = copy.copy(self)
-        bare.store = None
+        # Not copy.copy: that is a pickle in disguise, and an open store refuses to be pickled.
+        bare = object.__new__(type(self))
+        bare.__dict__.update(self.__dict__, store=None)
         twin = _clone_parametrized(bare)
         twin.store, twin._family_name = self.store, self._family
         return twin
@@ -112,6 +112,9 @@ class LabelDPEstimator(BaseEstimator):
     def _named(self, frame: Any, reset: bool) -> Any:
         """The frame with its columns as they were; `feature_names_in_` and `n_features_in_` at a fit."""
         names = cols.names_of(frame)
+        if len(set(names)) < len(names):
+            twice = sorted({str(name) for name in names if names.count(name) > 1})
+            raise ValueError(f"X has several columns named {twice}; name each once (does the file have a header?)")
         if reset:
             _check_n_features(self, np.empty((1, len(names))), reset=True)
             self.__dict__.pop("feature_names_in_", None)

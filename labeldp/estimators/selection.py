@@ -31,6 +31,7 @@ from labeldp.estimators.columns import is_frame
 from labeldp.private.mechanism import LabelArray
 from labeldp.private.randomness import SecureRandom
 from labeldp.private.selection import BestCandidate
+from labeldp.private.shared import checked_epsilon
 from labeldp.private.vault import LabelVault
 
 
@@ -85,6 +86,7 @@ def select(
     (1, True)
     """
     _check(candidates, held_out)
+    checked_epsilon(epsilon)
     given = lab.as_array(y, "select")
     known, codes = lab.encode(given, classes if classes is not None else candidates[0].classes)
     account = spending.account(store, dataset, codes, len(known), note)
