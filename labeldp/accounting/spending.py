@@ -7,7 +7,26 @@ from labeldp.accounting.journal import Journal
 from labeldp.accounting.ledger import Ledger
 
 
-class JournalStore:
+class OneVault:
+    """A store that is charged with what a ledger has *more* than the last one, so every ledger must be of one vault.
+
+    The ledgers of two vaults know nothing of each other: the second would be charged only for what it spends beyond the
+    first.
+    """
+
+    _vault: str | None = None
+
+    def serve(self, vault: str) -> None:
+        """Called by a vault with its id when it takes the store; ValueError for a second vault."""
+        if self._vault not in (None, vault):
+            raise ValueError(
+                f"this {type(self).__name__} already serves another vault, and would not count what a second one "
+                "spends; make one for each vault (they may share the journal or database)"
+            )
+        self._vault = vault
+
+
+class JournalStore(OneVault):
     """The `store` of a vault that writes what it spends into a journal before anything is drawn.
 
     A journal charges all rows alike. For every event it is charged with the most that any row has met, so disjoint

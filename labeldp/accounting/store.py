@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from labeldp.accounting.events import Event
 from labeldp.accounting.ledger import Budget, Ledger, RowIndex, check_budget
+from labeldp.accounting.spending import OneVault
 from labeldp.accounting.store_key import StoreError, StoreKeyError
 from labeldp.accounting.store_lines import (
     DataSet,
@@ -233,7 +234,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return head, ledger
 
 
-class Account:
+class Account(OneVault):
     """The `store` of one vault: what it spends is reserved in a budget store before anything is drawn.
 
     One account serves one vault: it charges what the vault's ledger has more than last time.

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from labeldp.accounting.certificate import Certificate, certify
 from labeldp.accounting.events import Event, NonPrivate, event_to_json
 from labeldp.accounting.ledger import Budget, Ledger, RowIndex, check_budget
+from labeldp.accounting.spending import OneVault
 from labeldp.accounting.tally import Tally
 from labeldp.private.lease import Lease, MechanismError, draw, stay_home
 from labeldp.private.mechanism import LabelArray, Mechanism
@@ -91,6 +92,8 @@ class LabelVault:
         self._lock = threading.Lock()
         self._home = os.getpid()
         self._id = secrets.token_hex(16)
+        if isinstance(store, OneVault):
+            store.serve(self._id)
 
     def __len__(self) -> int:
         return len(self.__labels)

@@ -111,3 +111,14 @@ def test_a_plain_store_is_called_again_which_over_counts(tmp_path):
         with Tally(tmp_path / "t", {}) as tally:
             vault(calls.append).lease(RR, 5, tally=tally)
     assert [ledger.epsilon(0) for ledger in calls] == [5.0, 5.0]
+
+
+def test_one_journal_store_serves_one_vault(tmp_path):
+    """A second vault's spending would be hidden behind the first's: its ledger starts at nothing again."""
+    kept = journal(tmp_path)
+    store = JournalStore(kept)
+    vault(store).release(RR)
+    with pytest.raises(ValueError, match="one for each vault"):
+        vault(store)
+    vault(JournalStore(kept)).release(RR)
+    assert kept.epsilon(0) == 2.0

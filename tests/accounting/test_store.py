@@ -179,10 +179,8 @@ def test_looks_can_be_charged_without_a_vault(store):
 def test_one_account_serves_one_vault(store):
     account = store.account(LABELS, 2)
     LabelVault(LABELS, 2, store=account).release(RR)
-    with pytest.raises(StoreError, match="one account"):
-        LabelVault(LABELS, 2, store=account).release(RR)
-    with pytest.raises(StoreError, match="one account"):
-        LabelVault(LABELS, 2, store=account).release(RandomizedResponse(0.5, 2))
+    with pytest.raises(ValueError, match="already serves another vault"):
+        LabelVault(LABELS, 2, store=account)
 
 
 def test_a_lease_continued_elsewhere_is_charged_once(store, tmp_path):
