@@ -59,7 +59,6 @@ def generator(seed=0):
         ("invert", 0, ImageOps.invert, 1e-3),
         ("nothing", 7, lambda p: p, 1e-3),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize(("size", "host"), [((12, 15), True), ((32, 32), True), ((32, 32), False)])
 def test_changes_are_those_of_an_image_library(kind, amount, change, within, size, host, monkeypatch):
