@@ -232,8 +232,13 @@ def checked_method(method: object, model: nn.Module | None) -> str:
 
 def best_for(choice: Choice, model: nn.Module | None) -> str:
     """The winner of the ranking; with a network of the user's, the best recipe that trains one."""
-    usable = (one.recipe for one in choice.ranking if not one.obstacle and (model is None or trains_net(one.recipe)))
-    return next(usable, choice.recipe)
+    free = [one.recipe for one in choice.ranking if not one.obstacle and one.recipe in METHODS]
+    fitting = [name for name in free if model is None or trains_net(name)]
+    if not fitting:
+        raise ValueError(
+            "no recipe can be used here: " + "; ".join(f"{r.recipe}: {r.obstacle}" for r in choice.ranking)
+        )
+    return fitting[0]
 
 
 def split_settings(train: Callable[..., Any], job: Job, *made_here: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labeldp.learning.features import extract
-from labeldp.learning.tabular import Table
+from labeldp.learning.tabular import Table, bin_edges
 
 
 def table(n=200, seed=0, values=4):
@@ -124,3 +124,52 @@ def test_a_table_of_another_shape_or_kind_is_refused():
         map_.features((np.zeros((5, 3)), np.zeros((5, 2), dtype=int)))
     with pytest.raises(ValueError, match="categorical column 0"):
         map_.features((np.zeros((5, 2)), np.array([["0", "1"]] * 5)))
+
+
+# -- bins and steps ---------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=200), st.integers(1, 12))
+def test_bins_are_few_and_hold_about_as_many_rows(values, bins):
+    column = np.array(values, dtype=float)
+    edges = bin_edges(column, bins)
+    assert (np.diff(edges) > 0).all()
+    assert set(edges) <= set(values)
+    place = np.searchsorted(edges, column, side="right")
+    assert len(np.unique(place)) == len(edges) + 1
+    # A frequent value may cut a bin in two.
+    assert len(edges) + 1 <= 2 * bins
+    for one in np.unique(place):
+        inside = column[place == one]
+        assert len(np.unique(inside)) == 1 or len(inside) <= 2 * len(column) / bins + 1
+
+
+def test_a_frequent_value_has_a_bin_to_itself():
+    column = np.concatenate([np.zeros(900), np.linspace(1, 2, 100)])
+    edges = bin_edges(column, 8)
+    assert len(edges) == 7
+    assert edges[0] == 1.0
+
+
+def test_numbers_in_bins_and_steps():
+    table = (np.array([[0.0], [1.0], [2.0], [3.0], [np.nan]]), np.empty((5, 0), "U1"))
+    found = Table(bins=2, steps=4, scale=0.5, clip=1.0).fit(table)
+    rows = found.features(table).numpy()
+    assert rows.shape == (5, found.dim)
+    assert rows[:, 0].tolist() == pytest.approx([-0.5, -0.2236, 0.2236, 0.5, 0.0], abs=1e-4)
+    assert rows[:, 1].tolist() == [0, 0, 0, 0, 1]
+    assert rows[:, 2:4].tolist() == [[1, 0], [1, 0], [0, 1], [0, 1], [0, 0]]
+    assert rows[:, 4:].tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0]]
+    new = found.features((np.array([[-9.0], [1.5]]), np.empty((2, 0), "U1"))).numpy()
+    assert new[:, 2:].tolist() == [[1, 0, 0, 0, 0], [1, 0, 1, 0, 0]]
+
+
+def test_a_column_without_a_number_has_one_bin():
+    table = (np.full((3, 1), np.nan), np.array([["a"], ["b"], ["a"]]))
+    assert Table(bins=4, steps=4).fit(table).features(table)[:, 0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("settings", [{"clip": 0}, {"clip": -1.0}, {"scale": -1.0}, {"bins": -1}, {"steps": 1.5}])
+def test_bad_limits_are_refused(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Table(**settings).fit((np.zeros((3, 1)), np.empty((3, 0), "U1")))
