@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from labeldp.cli_options import OptionError, takes_config
+from labeldp.cli_options import OptionError
 
 
 @click.command()
@@ -52,6 +52,3 @@ def report(
         click.echo(f"{target}: open it in a browser." + "".join(f"\nBeware: {one}." for one in facts.problems))
     if facts.problems:
         raise click.exceptions.Exit(1)
-
-
-takes_config(report)
