@@ -8,7 +8,7 @@
 The two logistic regressions see standardised numbers and one-hot categories, the usual way; "same features" is a
 logistic regression on true labels and on the very features that auto uses. diffprivlib has to know how long a row can
 be: numbers are cut at 4 deviations and rows at their median length, taken as public, which did best of what was tried
-on Adult. It was written for an older scikit-learn: `pip install diffprivlib 'scikit-learn<1.8'`, or it is left out.
+on Adult. It was written for an older scikit-learn: `pip install diffprivlib 'scikit-learn<1.9'`, or it is left out.
 
 Adult is bundled; census income (KDD) is read from LABELDP_DATA and left out where it is missing. Test labels are open
 and only measured with. Seeds change the noise and random_state, never the rows.
@@ -175,7 +175,7 @@ def table(data: Data, epsilons: list[float], seeds: int, as_json: bool) -> None:
             try:
                 found, seconds = measured(data, method, epsilon, seeds)
             except ImportError:
-                print(f"{name}: not here; it needs an older scikit-learn: pip install diffprivlib 'scikit-learn<1.8'")
+                print(f"{name}: not here; it needs an older scikit-learn: pip install diffprivlib 'scikit-learn<1.9'")
                 continue
             results[name] = mean(found)
             _say(as_json, dataset=data.name, method=name, epsilon=epsilon, auc=found, seconds=seconds)
