@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labeldp.cli_options import Refusal, refuse_idle
+
 if TYPE_CHECKING:
     from labeldp.audit.result import AuditResult
 
@@ -48,7 +50,6 @@ def audit(
     labeldp audit private.parquet --labels patients.parquet
     labeldp audit --recipe dp-sgd --epsilon 1
     """
-    from labeldp.cli import Refusal, _refuse_idle
 
     if show_list:
         from labeldp.audit.selftest import subjects
@@ -58,10 +59,10 @@ def audit(
     if (private is None) == (recipe is None):
         raise Refusal("give the private file and --labels, or the name of a --recipe (see --list)")
     if private is not None:
-        _refuse_idle("a file", epsilon=epsilon, delta=delta, rows=rows)
+        refuse_idle("a file", epsilon=epsilon, delta=delta, rows=rows)
         result = _of_file(private, original, candidates, delimiter, confidence)
     else:
-        _refuse_idle("--recipe", labels=original, candidates=candidates, delimiter=delimiter)
+        refuse_idle("--recipe", labels=original, candidates=candidates, delimiter=delimiter)
         result = _of_recipe(str(recipe), epsilon, delta, rows, confidence)
     click.echo(json.dumps(result.to_json()) if as_json else result.verdict)
     if result.contradicts:
@@ -72,7 +73,6 @@ def _of_file(
     private: Path, original: Path | None, candidates: int | None, delimiter: str | None, confidence: float
 ) -> AuditResult:
     from labeldp.audit.tables import audit_table
-    from labeldp.cli import Refusal
 
     if original is None:
         raise Refusal("--labels is missing: give the file with the true labels that the private one was made of")
@@ -84,7 +84,6 @@ def _of_recipe(
     recipe: str, epsilon: float | None, delta: float | None, rows: int | None, confidence: float
 ) -> AuditResult:
     from labeldp.audit.selftest import self_test
-    from labeldp.cli import Refusal
 
     if epsilon is None:
         raise Refusal("--epsilon is missing: what the recipe is asked to stay within, say 1")

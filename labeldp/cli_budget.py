@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labeldp.cli_options import declared
+
 if TYPE_CHECKING:
     from labeldp.accounting.store import Account, BudgetStore, DataSet, Entry
 
@@ -65,13 +67,12 @@ def create(
     """
     from labeldp.accounting.ledger import Budget
     from labeldp.audit.labels import read_labels
-    from labeldp.cli import _declared
     from labeldp.private.users import Users
 
     store_of = _store_class()
     allowed = Budget(epsilon, delta)
     own = read_labels(
-        table, label, _declared(classes), delimiter="\t" if delimiter == r"\t" else delimiter, public=users
+        table, label, declared(classes), delimiter="\t" if delimiter == r"\t" else delimiter, public=users
     )
     grouping = None if own.public is None else Users(own.public)
     kept = store_of.open(where, key=key).create(name, own.codes, own.num_classes, allowed, users=grouping)

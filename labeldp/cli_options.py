@@ -17,6 +17,12 @@ class OptionError(ValueError):
     """An option that cannot be meant. One sentence that says what to do."""
 
 
+class Refusal(click.ClickException):
+    """Bad input: one sentence, exit code 2."""
+
+    exit_code = 2
+
+
 class Names(click.ParamType):
     """Names separated by commas, or a list of them in a config file.
 
@@ -28,7 +34,7 @@ class Names(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """The names in order."""
         if isinstance(value, str):
-            return tuple(next(csv.reader([value], skipinitialspace=True), []))
+            return tuple(names_in(value))
         return tuple(str(name) for name in value)
 
 
@@ -116,3 +122,25 @@ def _unknown(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, 1)
     advice = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}"
     return f"there is no option {key!r}; {advice}"
+
+
+def refuse_idle(chosen: str, **options: object) -> None:
+    """Refuse options that would be ignored: silence would be taken for an answer."""
+    idle = [f"--{name}" for name, value in options.items() if value is not None]
+    if idle:
+        raise Refusal(f"{' and '.join(idle)} mean nothing with {chosen}; leave them out")
+
+
+def declared(classes: str | None) -> list[str]:
+    """The classes named on the command line, or a refusal that says why they must be."""
+    if not classes:
+        raise Refusal(
+            "--classes is missing: declare every class the label can take, for example --classes no,yes. They are "
+            "not read off the data because which classes occur is itself private"
+        )
+    return names_in(classes)
+
+
+def names_in(text: str | None) -> list[str]:
+    """Comma-separated names, spaces after commas dropped; a name with a comma goes between double quotes."""
+    return next(csv.reader([text], skipinitialspace=True)) if text else []

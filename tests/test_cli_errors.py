@@ -267,7 +267,7 @@ MISTAKES = {
     a_name_that_is_neither_file_nor_data_set: "the data sets are adult, mnist",
     a_data_set_that_is_not_there: "set LABELDP_DATA",
     a_wrong_kind_of_file: "must end in .parquet",
-    a_damaged_parquet_file: "is it damaged",
+    a_damaged_parquet_file: "it is damaged, encrypted or not Parquet; restore it",
     an_empty_table: "give a table with some",
     no_public_column: "public features",
     a_misspelt_label: "did you mean 'age'?",

@@ -60,7 +60,7 @@ class Certificate:
     accountant: str
     noise: str
     seeded: bool
-    library: str
+    made_by: str
     created: str
     artifact: Artifact | None = None
     release: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -101,7 +101,7 @@ def certify(
         accountant=_accountants(groups, delta),
         noise=noise,
         seeded=seeded,
-        library=f"labeldp {metadata.version('labeldp')}",
+        made_by=f"labeldp {metadata.version('labeldp')}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         release=release,
         unit=unit,
@@ -203,7 +203,7 @@ def _body(certificate: Certificate) -> dict[str, Any]:
         "ledger": [_group_to_json(group, certificate.unit) for group in certificate.groups],
         "accountant": certificate.accountant,
         "noise": {"source": certificate.noise, "seeded": certificate.seeded},
-        "library": certificate.library,
+        "library": certificate.made_by,
         "artifact": artifact and {"name": artifact.name, "sha256": artifact.sha256, "bytes": artifact.size},
         "release": certificate.release and dict(certificate.release),
     }
@@ -259,7 +259,7 @@ def _checked(fields: dict[str, Any]) -> Certificate:
         accountant=str(fields["accountant"]),
         noise=str(noise["source"]),
         seeded=noise["seeded"],
-        library=str(fields["library"]),
+        made_by=str(fields["library"]),
         created=str(fields["created"]),
         artifact=_artifact_from_json(fields["artifact"]),
         release=fields["release"],

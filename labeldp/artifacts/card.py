@@ -133,7 +133,7 @@ def _made(certificate: Certificate, story: Story) -> str:
     ]  # fmt: skip
     looks = [(group.rows, look) for group in certificate.groups for look in group.looks]
     lines += [f"| {count:,} | {look.times} | {look.event} |" for count, look in looks]
-    lines += ["", f"Composed by: {certificate.accountant}. Noise: {certificate.noise}. Made by {certificate.library}."]
+    lines += ["", f"Composed by: {certificate.accountant}. Noise: {certificate.noise}. Made by {certificate.made_by}."]
     return "\n".join(lines)
 
 

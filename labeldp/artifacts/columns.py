@@ -10,8 +10,7 @@ A model keeps names and kinds, so that the columns of a new table are found by n
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ def column_names(path: Path, delimiter: str | None = None) -> list[str]:
     if kind in PARQUET:
         if delimiter is not None:
             raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
-        with _reading(path), parquetfile.opened(path) as file:
+        with parquetfile.reading(path), parquetfile.opened(path) as file:
             return list(file.schema_arrow.names)
     return _header(path, checked_delimiter(delimiter, path))
 
@@ -179,20 +178,8 @@ def _is_text(kind: Any) -> bool:
 
 
 def _parquet(path: Path, names: Sequence[str]) -> pa.Table:
-    with _reading(path), parquetfile.opened(path) as file:
+    with parquetfile.reading(path), parquetfile.opened(path) as file:
         return file.read(columns=list(names))
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeError) as error:
-        # The reader's own message may quote what it stumbled over.
-        kind = type(error).__name__
-    else:
-        return
-    raise TableError(f"{str(path)!r} cannot be read as Parquet ({kind}); is it damaged, or of another format?")
 
 
 def _csv(path: Path, names: Sequence[str], delimiter: str | None, as_text: Sequence[str]) -> pa.Table:

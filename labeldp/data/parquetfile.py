@@ -63,7 +63,7 @@ class ParquetTable:
 
 def open_parquet(path: Path, request: Request) -> ParquetTable:
     """Read the footer and find the columns. No label is looked at, nor what the footer says about labels."""
-    with _reading(path), opened(path) as file:
+    with reading(path), opened(path) as file:
         schema = file.schema_arrow
         label = _find(schema, request.label, "label")
         labelcolumn.class_values(request.classes, schema.field(label).type)
@@ -81,7 +81,8 @@ def opened(path: Path) -> pq.ParquetFile:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
+    """Reader's errors as one sentence that quotes nothing of the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeError) as error:
@@ -89,7 +90,8 @@ def _reading(path: Path) -> Iterator[None]:
         kind = type(error).__name__
     else:
         return
-    hint = "it is encrypted; decrypt it first" if _is_encrypted(path) else "it is damaged, encrypted or not Parquet"
+    damaged = "it is damaged, encrypted or not Parquet; restore it"
+    hint = "it is encrypted; decrypt it first" if _is_encrypted(path) else damaged
     raise TableError(f"source={str(path)!r} cannot be read as Parquet ({kind}): {hint}")
 
 
@@ -209,13 +211,13 @@ def _joined(batches: list[Any]) -> pa.Table:
 
 
 def _batches(table: ParquetTable, columns: list[str] | None = None) -> Iterator[Any]:
-    with _reading(table.path):
+    with reading(table.path):
         file = opened(table.path)
     with file:
         batches = file.iter_batches(batch_size=table.chunk_rows, columns=columns)
         while True:
             # Only the reading is guarded: what goes wrong at the yield is the writer's.
-            with _reading(table.path):
+            with reading(table.path):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -240,7 +242,7 @@ def read_prior(chunk: pa.Table, columns: tuple[int, ...], rows_before: int) -> F
 
 def read_public(path: Path) -> dict[str, Any] | None:
     """The parameters kept in the file itself; None when it has none."""
-    with _reading(path), opened(path) as file:
+    with reading(path), opened(path) as file:
         text = (file.schema_arrow.metadata or {}).get(KEY)
     try:
         return None if text is None else dict(json.loads(text))
@@ -250,13 +252,13 @@ def read_public(path: Path) -> dict[str, Any] | None:
 
 def count_rows(path: Path) -> int:
     """The number of rows by the footer."""
-    with _reading(path), opened(path) as file:
+    with reading(path), opened(path) as file:
         return file.metadata.num_rows
 
 
 def read_parquet(path: Path, request: Request) -> tuple[pa.Table, IntArray, FloatArray | None]:
     """The features, the private answers, and the prior if the request has one."""
-    with _reading(path), opened(path) as file:
+    with reading(path), opened(path) as file:
         table = file.read()
     place = _find(table.schema, request.label, "label")
     expected = labelcolumn.answer_type(table.schema.field(place).type, request)

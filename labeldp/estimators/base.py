@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ _SMALLEST_DELTA = 1e-12
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
 
-class LabelDPEstimator(BaseEstimator):
+class LabelDPEstimator(BaseEstimator, ABC):
     """Fits to labels through a vault. Parameters as for `LabelDPClassifier`."""
 
     epsilon: float
@@ -246,12 +247,14 @@ class LabelDPEstimator(BaseEstimator):
             made.certificate_ = certificate
         return made
 
+    @abstractmethod
     def _own_parts(self) -> Config:
-        raise NotImplementedError
+        """What only this kind of estimator keeps."""
 
     @classmethod
+    @abstractmethod
     def _parameters_from(cls, config: Config) -> dict[str, Any]:
-        raise NotImplementedError
+        """The arguments to make an estimator of this kind again."""
 
     def _restore(self, config: Config) -> None:
         """Set what only this kind of estimator has."""

@@ -25,7 +25,7 @@ class ReplayedSum:
     """`bounded_sum` of one model on a GPU. Call it with (columns, labels); None where it cannot be recorded.
 
     What is recorded belongs to these weights in this memory, this loss and these factors; it is recorded anew where the
-    weights have moved. The labels of a batch are wiped from the recording's memory as soon as the sum is there.
+    weights have moved. Which rows a batch had, and their labels, are wiped from its memory as soon as the sum is there.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, factors: Factors, num_classes: int | None) -> None:
@@ -96,8 +96,8 @@ class _Recording:
         self._labels[:rows].copy_(labels)
         self._weights[:rows].fill_(1.0)
         self._graph.replay()
-        self._labels.zero_()
-        self._weights.zero_()
+        for own in (*self._columns, self._labels, self._weights):
+            own.zero_()
         return self._total.clone()
 
 

@@ -60,7 +60,7 @@ def check_section(facts: Facts) -> str:
                     "secret is needed. The second command trains again, with noise drawn and paid for anew."),
         m.code([f"labeldp verify {name}", f"labeldp train --config {name}/config.toml --out ANOTHER"]),
         m.table("SHA-256 of the files, as the certificate has them", ["file", "SHA-256"], rows),
-        m.paragraph(f"Certificate made {certificate.created} by {certificate.library}. δ = "
+        m.paragraph(f"Certificate made {certificate.created} by {certificate.made_by}. δ = "
                     f"{at_most(certificate.delta)}, ε = {at_most(certificate.epsilon, 9)}.", "soft"),
     )  # fmt: skip
 

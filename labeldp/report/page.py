@@ -34,7 +34,7 @@ def page(facts: Facts) -> str:
         f"<title>{escape(title)}</title>\n<style>{stylesheet()}</style>\n</head>\n<body>\n<main>\n"
         f"<header><h1>{escape(facts.name)}</h1>{_what(facts)}{status(facts)}{_tiles(facts)}</header>\n"
         + "\n".join(part for part in sections if part)
-        + f"\n<footer>{paragraph(f'Written by {facts.certificate.library}. This page needs no network.')}</footer>\n"
+        + f"\n<footer>{paragraph(f'Written by {facts.certificate.made_by}. This page needs no network.')}</footer>\n"
         "</main>\n</body>\n</html>\n"
     )
 

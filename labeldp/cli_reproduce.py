@@ -1,0 +1,56 @@
+"""`labeldp reproduce`: a paper's table beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from labeldp.cli_options import Refusal
+
+
+@click.command("reproduce")
+@click.argument("table", required=False)
+@click.option("--list", "show_list", is_flag=True, help="Show the tables there are.")
+@click.option("--quick", is_flag=True, help="One seed and few epochs; kept apart from the results.")
+@click.option("--seeds", type=click.IntRange(1), help="Runs per setting.  [default: as the settings say]")
+@click.option("--epsilon", "epsilons", type=float, multiple=True, help="Only this epsilon (may be repeated).")
+@click.option("--method", "methods", multiple=True, help="Only this method, such as lp-2st (may be repeated).")
+@click.option("--device", help="Where to train.  [default: cuda where there is one, else cpu]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Result lines, appended to.  "
+              "[default: the table's file in experiments/results]")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Trainings at once.")
+def reproduce_table(
+    table: str | None,
+    show_list: bool,
+    quick: bool,
+    seeds: int | None,
+    epsilons: tuple[float, ...],
+    methods: tuple[str, ...],
+    device: str | None,
+    out: Path | None,
+    jobs: int,
+) -> None:
+    """Train a paper's table again and print our mean ± spread beside the paper's values.
+
+    Works in a checkout, on data sets found through LABELDP_DATA. A run that has its line already is not trained
+    again, so an interrupted command goes on where it stopped.
+
+    \b
+    labeldp reproduce --list
+    labeldp reproduce ghazi2021-table4 --epsilon 1 --epsilon 2 --method lp-2st
+    """
+    from labeldp.reproduce import known_tables, reproduce
+
+    if (table is None) != show_list:
+        raise Refusal("give the name of one table, or --list to see which there are")
+    if quick and seeds is not None:
+        raise Refusal("--quick is one seed; leave out --seeds")
+    if table is None:
+        click.echo(known_tables())
+        return
+    click.echo(
+        reproduce(
+            table, quick=quick, seeds=seeds, epsilons=epsilons, methods=methods, device=device, out=out, jobs=jobs
+        )
+    )
