@@ -71,7 +71,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         """A copy as scikit-learn makes it; the store stays the same one, and the copy knows its family."""
         # Not copy.copy: that is a pickle in disguise, and an open store refuses to be pickled.
         bare = object.__new__(type(self))
-        bare.__dict__.update(self.__dict__, store=None)
+        vars(bare).update(vars(self), store=None)
         twin = _clone_parametrized(bare)
         twin.store, twin._family_name = self.store, self._family
         return twin
@@ -118,7 +118,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             raise ValueError(f"X has several columns named {twice}; name each once (does the file have a header?)")
         if reset:
             _check_n_features(self, np.empty((1, len(names))), reset=True)
-            self.__dict__.pop("feature_names_in_", None)
+            vars(self).pop("feature_names_in_", None)
             if all(isinstance(name, str) for name in names):
                 self.feature_names_in_ = np.asarray(names, dtype=object)
             return frame

@@ -100,7 +100,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
     def _fit(self, inputs: Any, y: Any, payer: LedgerStore | None = None) -> LabelDPClassifier:
         """`fit`, charged to the store, or to this payer instead."""
         # A fit that is refused leaves nothing that predicts.
-        self.__dict__.pop("_predictor", None)
+        vars(self).pop("_predictor", None)
         epsilon, method = self._checked_epsilon(), checked_method(self.method, self.model)
         tell, seed = Teller(self.report), self._seed()
         read = self._read(inputs, reset=True)

@@ -86,7 +86,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
     def fit(self, X: Any, y: Any) -> LabelDPRegressor:  # noqa: N803
         """Spend at most (ε, δ) on these numbers; X as for `LabelDPClassifier.fit`."""
         # A fit that is refused leaves nothing that predicts.
-        self.__dict__.pop("_predictor", None)
+        vars(self).pop("_predictor", None)
         epsilon, method = self._checked_epsilon(), self._checked_method()
         grid = self._grid()
         tell, seed = Teller(self.report), self._seed()
