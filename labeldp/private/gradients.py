@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -30,6 +29,7 @@ from labeldp.models.per_example import (
 )
 from labeldp.models.replay import ReplayedSum
 from labeldp.private.bounds import DiameterBound, NormBound
+from labeldp.private.device_noise import gaussian_on
 from labeldp.private.mechanism import LabelArray
 from labeldp.private.randomness import SecureRandom
 from labeldp.private.shared import checked_classes, checked_integer, same_classes
@@ -38,7 +38,6 @@ from labeldp.releases import NoisyGradient
 __all__ = ["DiameterBound", "GradientSum", "NormBound", "isolated", "poisson_batch"]
 
 _replays: WeakKeyDictionary[GradientSum, ReplayedSum] = WeakKeyDictionary()
-_BESIDE = ThreadPoolExecutor(max_workers=1, thread_name_prefix="labeldp-noise")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,17 +127,13 @@ class GradientSum:
         """Draw the batch, add up its bounded gradients, add the noise, divide by the expected size."""
         rows = poisson_batch(len(labels), self.rate, rng)
         with isolated(self.model, self.precision, rng):
-            noise = self._noise(rng)
+            noise = gaussian_on(device_of(self.model), self._size(), self.noise_std, rng)
             total = self._total(labels, rows)
-        value = ((total.double() + torch.as_tensor(noise()).to(total.device)) / self.expected_batch).to(total.dtype)
+        value = ((total.double() + noise()) / self.expected_batch).to(total.dtype)
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
 
-    def _noise(self, rng: SecureRandom) -> Callable[[], npt.NDArray[Any]]:
-        """Noise for every trainable parameter; drawn beside the device's work where there is a device."""
-        size = sum(value.numel() for value in self.model.parameters() if value.requires_grad)
-        if device_of(self.model).type == "cpu":
-            return lambda: rng.gaussian(size, self.noise_std)
-        return _BESIDE.submit(rng.gaussian, size, self.noise_std).result
+    def _size(self) -> int:
+        return sum(value.numel() for value in self.model.parameters() if value.requires_grad)
 
     @property
     def expected_batch(self) -> float:

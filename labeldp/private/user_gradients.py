@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from labeldp.accounting.events import Event, Gaussian, PoissonGaussian
 from labeldp.models.layer_terms import norms
 from labeldp.models.per_example import Inputs, Loss, clip_factors, cross_entropy, device_of, gradients, parameter_vector
+from labeldp.private.device_noise import gaussian_on
 from labeldp.private.gradients import GradientSum, NormBound, isolated, poisson_batch
 from labeldp.private.mechanism import LabelArray
 from labeldp.private.randomness import SecureRandom
@@ -112,7 +113,7 @@ class UserGradientSum:
         chosen = poisson_batch(len(self.users), self.rate, rng)
         with isolated(self.model, self.precision, rng):
             total = self.total(labels, np.arange(len(self.users)) if chosen is None else chosen)
-        noise = torch.as_tensor(rng.gaussian(total.numel(), self.noise_std)).to(total.device)
+        noise = gaussian_on(total.device, total.numel(), self.noise_std, rng)()
         value = ((total.double() + noise) / self.expected_batch).to(total.dtype)
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
 
