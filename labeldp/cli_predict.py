@@ -26,7 +26,8 @@ _FORMATS = (".csv", ".parquet", ".pq")
 @click.argument("table", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="A .csv or .parquet file to write.  [default: CSV to "
               "standard output]")  # fmt: skip
-@click.option("--probabilities", is_flag=True, help="One more column for each class, with its probability.")
+@click.option("--probabilities", is_flag=True, help="One more column for each class, with its probability (a number "
+              "has none).")  # fmt: skip
 @click.option("--keep", type=Names(), help="Columns of TABLE to copy in front, such as an id, comma-separated.")
 @click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
@@ -45,7 +46,7 @@ def predict(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Predict the labels of a table's rows with a model that labeldp train wrote.
+    """Predict the labels of a table's rows, classes or numbers, with a model that labeldp train wrote.
 
     TABLE has the columns that the model was trained on, in any order; others are not looked at. A model of pictures
     takes the name of a data set, and predicts its test part. This costs no privacy, however often it is done.
@@ -91,12 +92,16 @@ def _predicted(model: Model, table: str, keep: tuple[str, ...], delimiter: str |
     import numpy as np
     import pyarrow as pa
 
+    if probabilities and not model.classes:
+        raise OptionError("the model predicts a number, which has no probabilities; leave out --probabilities")
     inputs, kept = _inputs(model, table, keep, delimiter)
-    likely = model.estimator.predict_proba(inputs)
-    best = likely.argmax(axis=1)
     taken = [name for name in kept if name in ("prediction", "probability")]
     if taken:
         raise OptionError(f"--keep {taken[0]} would hide what is predicted; rename the column")
+    if not model.classes:
+        return pa.table({**kept, "prediction": model.estimator.predict(inputs)})
+    likely = model.estimator.predict_proba(inputs)
+    best = likely.argmax(axis=1)
     columns: dict[str, Any] = {**kept, "prediction": pa.array(np.asarray(model.classes)[best])}
     columns["probability"] = likely[np.arange(len(best)), best]
     if probabilities:

@@ -18,7 +18,8 @@ from labeldp.cli_options import OptionError
               "audit.json in the folder, where there is one]")  # fmt: skip
 @click.option("--beside", multiple=True, type=click.Path(path_type=Path), help="Another result folder of the same data "
               "to compare with (may be repeated).")  # fmt: skip
-@click.option("--non-private", type=float, help="Accuracy without privacy, from 0 to 1, where you know it.")
+@click.option("--non-private", type=float, help="Accuracy (R² for a number) without privacy, from 0 to 1, "
+              "where you know it.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Say nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +22,27 @@ METHODS = (
     "auto", "one_shot", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes", "rr", "forward", "debiased",
     "lp_mst", "ssl_prior", "alibi", "labeldp_pro", "dp_sgd",
 )  # fmt: skip
+# As in labeldp.estimators.regressor, alike.
+NUMBER_METHODS = ("auto", "one_shot", "binned_regression")
+TASKS = ("classification", "regression")
 Report = Callable[[Any], None]
 
 
 @click.command()
 @click.argument("table", required=False)
 @click.option("--label", help="The secret column, which the model learns to predict.")
+@click.option("--task", type=click.Choice(TASKS), default=TASKS[0], show_default=True, help="Whether the label is a "
+              "class or a number.")  # fmt: skip
 @click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
+@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="With --task regression: between "
+              "which numbers the label lies, from what is known of it and never from the labels.")  # fmt: skip
 @click.option("--epsilon", type=EPSILON, help="Privacy of one label; smaller is more private.")
 @click.option("--delta", type=DELTA, help="0 leaves out what needs Gaussian noise.  [default: a tenth of one over the "
               "rows, at most 1e-5]")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="The folder to write; must not exist.")
-@click.option("--method", type=click.Choice(METHODS), default="auto", show_default=True,
-              help="The recipe; see labeldp plan.")  # fmt: skip
+@click.option("--method", type=click.Choice(tuple(dict.fromkeys((*METHODS, *NUMBER_METHODS)))), default="auto",
+              show_default=True, help="The recipe; see labeldp plan. For a number: one_shot or "
+              "binned_regression.")  # fmt: skip
 @click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
               "with.")  # fmt: skip
 @click.option("--drop", type=Names(), help="Columns to leave out, such as an id, comma-separated.")
@@ -49,7 +58,9 @@ def train(
     ctx: click.Context,
     table: str | None,
     label: str | None,
+    task: str,
     classes: tuple[str, ...] | None,
+    bounds: tuple[float, float] | None,
     epsilon: float | None,
     delta: float | None,
     out: Path | None,
@@ -72,6 +83,7 @@ def train(
 
     \b
     labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
+    labeldp train flats.csv --label rent --task regression --range 0 3000 --epsilon 1 --out model
     labeldp predict model new.csv --out predictions.csv
     labeldp verify model
     """
@@ -79,10 +91,11 @@ def train(
 
     table, epsilon, out = _required(table, epsilon, out)
     begun, silent = time.perf_counter(), quiet or as_json
+    _check_task(task, method, classes, bounds)
     with drafting(out) as draft, _progress(table, epsilon, silent) as report:
         _check_device(device)
         _check_delta(method, delta)
-        source = _source(table, label, classes, tuple(drop or ()), _tab(delimiter), test)
+        source = _source(table, label, classes, bounds, tuple(drop or ()), _tab(delimiter), test)
         training = _training()
         model = training.trained(
             source, epsilon, delta=delta, method=method, device=device, seed=seed, store=_store(store, key),
@@ -106,6 +119,26 @@ def _required(table: str | None, epsilon: float | None, out: Path | None) -> tup
     if out is None:
         raise OptionError("--out is missing: name the folder to write, for example --out model")
     return table, epsilon, out
+
+
+def _check_task(task: str, method: str, classes: tuple[str, ...] | None, bounds: tuple[float, float] | None) -> None:
+    """Refuse options of the other task, and a range that is none."""
+    known = METHODS if task == "classification" else NUMBER_METHODS
+    if method not in known:
+        raise OptionError(f"--method {method} is not for --task {task}; choose one of {', '.join(known)}")
+    if task == "classification":
+        if bounds is not None:
+            raise OptionError("--range means nothing for a class; add --task regression if the label is a number")
+        return
+    if classes:
+        raise OptionError("--classes mean nothing with --task regression; leave them out, or leave out --task")
+    if bounds is None:
+        raise OptionError(
+            "--range is missing: say between which numbers the label lies, for example --range 0 100. It is not read "
+            "off the data because smallest and largest label are the labels of two rows"
+        )
+    if not all(map(math.isfinite, bounds)) or not bounds[0] < bounds[1]:
+        raise OptionError(f"--range {bounds[0]:g} {bounds[1]:g} is no range; give two numbers, the smaller one first")
 
 
 def _tab(delimiter: str | None) -> str | None:
@@ -138,6 +171,7 @@ def _source(
     table: str,
     label: str | None,
     classes: tuple[str, ...] | None,
+    bounds: tuple[float, float] | None,
     drop: tuple[str, ...],
     delimiter: str | None,
     test: Path | None,
@@ -151,6 +185,8 @@ def _source(
             table == "adult" and (label, classes) != (None, None) and set(given) <= {"--label", "--classes"}
         ):
             raise OptionError(f"{' and '.join(given)} mean nothing with the data set {table!r}; leave them out")
+        if bounds is not None:
+            raise OptionError(f"the labels of the data set {table!r} are classes; leave out --task and --range")
         return named_source(table)
     if not Path(table).exists() and not Path(table).suffix:
         raise OptionError(
@@ -158,6 +194,9 @@ def _source(
         )
     if label is None:
         raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
+    how: dict[str, Any] = {"drop": drop, "delimiter": delimiter, "test": test}
+    if bounds is not None:
+        return table_source(Path(table), label, bounds=bounds, **how)
     if not classes:
         raise OptionError(
             "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
@@ -165,7 +204,7 @@ def _source(
         )
     if len(classes) < 2:
         raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
-    return table_source(Path(table), label, classes, drop=drop, delimiter=delimiter, test=test)
+    return table_source(Path(table), label, classes, **how)
 
 
 def _store(where: str | None, key: Path | None) -> Any:
@@ -199,9 +238,16 @@ def _summary(result: Any, out: Path, source: Source, seconds: float) -> str:
     if source.left_out:
         lines.append(f"Left out, because they hold one value in all rows: {', '.join(source.left_out)}.")
     if test:
-        area = f", AUC {test['auc']:.3f}" if "auc" in test else ""
-        lines.append(f"On {test['rows']:,} rows with open labels: accuracy {test['accuracy']:.1%}{area}.")
+        lines.append(f"On {test['rows']:,} rows with open labels: {_measured(test)}.")
     return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
+
+
+def _measured(test: Mapping[str, Any]) -> str:
+    if "accuracy" in test:
+        area = f", AUC {test['auc']:.3f}" if "auc" in test else ""
+        return f"accuracy {test['accuracy']:.1%}{area}"
+    share = f"R² {test['r2']:.3f}, " if "r2" in test else ""
+    return f"{share}mean absolute error {test['mean_absolute_error']:.4g}"
 
 
 @contextmanager

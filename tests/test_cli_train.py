@@ -223,8 +223,9 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     for name in ("patients.csv", "new.csv"):
         write_csv(tmp_path / name, lines, header=("id", "age", "diagnosis"))
     Path("run.toml").write_text(re.findall(r"^```toml\n(.*?)^```", text, re.S | re.M)[0])
-    commands = [line[2:] for line in text.splitlines() if line.startswith("$ labeldp")]
-    assert len(commands) == 3
+    write_csv(tmp_path / "flats.csv", [[age, 20 * age] for age in ages], header=("area", "rent"))
+    commands = [line.strip()[2:] for line in text.splitlines() if line.strip().startswith("$ labeldp")]
+    assert len(commands) == 4
     for command in commands:
         spending.MEMORY.forget()
         # The second training would write over the first.

@@ -26,6 +26,7 @@ class Story:
         method: the recipe.
         reason: why that one.
         epsilon, delta: what was asked for; the certificate says what it came to.
+        bounds: of a number, as declared; None for classes.
     """
 
     data: str
@@ -37,20 +38,21 @@ class Story:
     reason: str
     epsilon: float
     delta: float
+    bounds: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         fields = asdict(self)
-        return fields | {
-            "classes": None if self.classes is None else list(self.classes), "features": list(self.features),
-        }  # fmt: skip
+        lists = ("classes", "features", "bounds")
+        return fields | {name: None if fields[name] is None else list(fields[name]) for name in lists}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Story:
         """Back from plain values; TypeError or KeyError when some are missing."""
-        classes = fields["classes"]
-        listed = {"classes": None if classes is None else tuple(classes), "features": tuple(fields["features"])}
-        return cls(**{**fields, **listed})
+        # Folders that were written before numbers could be trained on have no bounds.
+        told = {"bounds": None, **fields}
+        lists = {name: None if told[name] is None else tuple(told[name]) for name in ("classes", "bounds")}
+        return cls(**{**told, **lists, "features": tuple(told["features"])})
 
 
 def promise(certificate: Certificate) -> str:
@@ -67,6 +69,11 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
     return "\n\n".join(parts) + "\n"
 
 
+def number_words(story: Story) -> str:
+    """What is predicted where it is no class."""
+    return "a number" if story.bounds is None else "a number from {:g} to {:g}".format(*story.bounds)
+
+
 def _header(story: Story) -> str:
     task = "tabular-regression" if story.classes is None else "tabular-classification"
     tags = ("label-differential-privacy", "differential-privacy", task)
@@ -75,7 +82,11 @@ def _header(story: Story) -> str:
 
 def _what(story: Story) -> str:
     secret = f"`{story.label}`" if story.label else "the label"
-    of = "a number" if story.classes is None else f"one of {len(story.classes)} classes: {_listed(story.classes)}"
+    of = (
+        number_words(story)
+        if story.classes is None
+        else f"one of {len(story.classes)} classes: {_listed(story.classes)}"
+    )
     return (
         f"Predicts {secret} ({of}) from public features. Trained on {story.rows:,} rows of {story.data} whose labels "
         "are secret, with label differential privacy."
@@ -117,7 +128,8 @@ def _not_promised(story: Story) -> str:
         "- **What the features tell.** If a label can be guessed from them, this model may guess it right, also for "
         "people who were never in the table.",
         "- **The list of classes** was declared, not read off the labels." if story.classes is not None else
-        "- **The bounds of the label** were declared, not read off the labels.",
+        "- **The bounds of the label** were declared, not read off the labels; numbers beyond them count as the nearer "
+        "bound, and how many there are is not told.",
         "- **Other releases** of the same labels. Their epsilons add up with this one; keep one budget store for all.",
         "- **Labels that come as several rows** of one person, unless the line above says all labels of one user.",
     ])  # fmt: skip
@@ -141,14 +153,23 @@ def _measures(metrics: Mapping[str, Any]) -> str:
     lines = ["## How good it is", ""]
     test = metrics.get("test")
     if test:
-        told = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in test.items() if name != "rows")
+        told = ", ".join(f"{measure_words(name)} {value:.4g}" for name, value in test.items() if name != "rows")
         lines += [f"On {test['rows']:,} rows whose labels were given as public: {told}.", ""]
     else:
         lines += ["Not measured on labels: no table with public labels was given (`--test`).", ""]
     for name, value in metrics.get("expected", {}).items():
-        lines.append(f"- {name.replace('_', ' ')}: {value:.4g}")
+        lines.append(f"- {measure_words(name)}: {value:.4g}")
     lines += ["", "There is no accuracy on the training labels here: it would be a look that nobody paid for."]
     return "\n".join(lines).replace("\n\n\n", "\n\n")
+
+
+def measure_words(name: str) -> str:
+    """A measure as people call it.
+
+    >>> measure_words("log_loss"), measure_words("r2")
+    ('log loss', 'R²')
+    """
+    return "R²" if name == "r2" else name.replace("_", " ")
 
 
 def _use(name: str) -> str:

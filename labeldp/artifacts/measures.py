@@ -27,6 +27,25 @@ def measured(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.int
     return found | {"log_loss": round(float(-np.log(likely).mean()), 4)}
 
 
+def measured_numbers(predictions: npt.NDArray[np.floating], labels: npt.NDArray[np.floating]) -> dict[str, float | int]:
+    """R² (left out where all labels are one number), mean absolute and root mean squared error of predictions (m,).
+
+    >>> measured_numbers(np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0]))
+    {'rows': 3, 'r2': 0.5, 'mean_absolute_error': 0.333333, 'root_mean_squared_error': 0.57735}
+    """
+    off, around = predictions - labels, labels - labels.mean()
+    found: dict[str, float | int] = {"rows": len(labels)}
+    if around.any():
+        found["r2"] = _digits(1 - float(off @ off) / float(around @ around))
+    errors = {"mean_absolute_error": np.abs(off).mean(), "root_mean_squared_error": math.sqrt((off @ off) / len(off))}
+    return found | {name: _digits(float(value)) for name, value in errors.items()}
+
+
+def _digits(value: float) -> float:
+    """Six significant digits: numbers come in any unit."""
+    return float(f"{value:.6g}")
+
+
 def mean_auc(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> float | None:
     """One area for two classes; else the mean over the classes that occur, each against the rest; None for one."""
     present = np.unique(labels)

@@ -14,16 +14,16 @@ import pyarrow as pa
 from labeldp.artifacts.columns import Column, conformed
 from labeldp.artifacts.folder import ArtifactError, Result, read
 
-KIND = "LabelDPClassifier"
+KIND, REGRESSOR = "LabelDPClassifier", "LabelDPRegressor"
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Predicts class names from tables with the columns it was trained on, or from pictures.
+    """Predicts class names from tables with the columns it was trained on, or from pictures; or numbers from tables.
 
     Args:
-        estimator: a fitted `LabelDPClassifier` of the classes 0 … K − 1.
-        classes: their names.
+        estimator: a fitted `LabelDPClassifier` of the classes 0 … K − 1, or a fitted `LabelDPRegressor`.
+        classes: their names; empty for numbers.
         columns: of a table; None for pictures.
         label: what is predicted; empty for pictures.
         network: the name of the network for pictures, where one was trained.
@@ -37,14 +37,25 @@ class Model:
     network: str | None = None
     why: str = ""
 
+    @property
+    def kind(self) -> str:
+        """The class of the estimator."""
+        return KIND if self.classes else REGRESSOR
+
     def probabilities(self, inputs: pa.Table | npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """P(class | row), (n, K). A table may have its columns in any order, and others beside them."""
-        rows = inputs if self.columns is None else conformed(inputs, self.columns)
-        return self.estimator.predict_proba(rows)
+        if not self.classes:
+            raise ArtifactError("the model predicts a number, which has no probabilities; call predict")
+        return self.estimator.predict_proba(self._rows(inputs))
 
-    def predict(self, inputs: pa.Table | npt.NDArray[Any]) -> npt.NDArray[np.str_]:
-        """The likeliest class of each row, by name."""
+    def predict(self, inputs: pa.Table | npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The likeliest class of each row, by name; or its expected number."""
+        if not self.classes:
+            return self.estimator.predict(self._rows(inputs))
         return np.asarray(self.classes)[self.probabilities(inputs).argmax(axis=1)]
+
+    def _rows(self, inputs: pa.Table | npt.NDArray[Any]) -> Any:
+        return inputs if self.columns is None else conformed(inputs, self.columns)
 
     def parts(self) -> tuple[dict[str, Any], Mapping[str, npt.NDArray[Any]]]:
         """A description in plain values, and tensors."""
@@ -88,16 +99,17 @@ def load(folder: Path | str, device: str | None = None) -> Model:
 
 def rebuilt(result: Result, device: str | None = None) -> Model:
     """The model of a result, ready to predict on this device (the processor when None)."""
-    from labeldp.estimators import LabelDPClassifier
+    from labeldp.estimators import LabelDPClassifier, LabelDPRegressor
 
-    if result.kind != KIND:
+    known = {KIND: LabelDPClassifier, REGRESSOR: LabelDPRegressor}
+    if result.kind not in known:
         raise ArtifactError(f"the folder holds a {result.kind}, which this version cannot rebuild; use a newer one")
     described = result.model
     name, classes = described["network"], tuple(described["classes"])
     if name is not None and name not in _NETWORKS.values():
         raise ArtifactError(f"the folder's network, {name!r}, is not known to this version; use a newer one")
     network = None if name is None else Network(name).made(len(classes))
-    estimator = LabelDPClassifier.from_parts(
+    estimator = known[result.kind].from_parts(
         described["estimator"], dict(result.tensors), model=network, certificate=result.certificate, device=device
     )
     return Model(estimator, classes, _columns(described["columns"]), described["label"], name, result.story.reason)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from labeldp.artifacts.columns import Column, columns_of, conformed, read_public
+from labeldp.artifacts.numbers import OwnNumbers, read_numbers
 from labeldp.audit.labels import OwnLabels, read_labels
 from labeldp.data import official as facts
 from labeldp.data.imagefiles import read_cifar, read_folders, read_idx
@@ -27,10 +28,16 @@ class Rows:
     """Public features, and labels: secret ones to train on, or open ones to measure with."""
 
     features: Features = field(repr=False)
-    labels: OwnLabels = field(repr=False)
+    # OwnLabels, or OwnNumbers; which of them, the source says.
+    labels: Any = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @property
+    def given(self) -> npt.NDArray[Any]:
+        """The labels as an estimator is given them: class numbers, or numbers."""
+        return self.labels.values if isinstance(self.labels, OwnNumbers) else self.labels.codes
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +47,10 @@ class Source:
     Args:
         name: for people.
         label: the secret column; empty for pictures.
-        classes: as declared, or as published.
+        classes: as declared, or as published; empty where the label is a number.
         columns: of a table; None for pictures.
         left_out: public columns that hold one value.
+        bounds: of a label that is a number, as declared; None for classes.
     """
 
     name: str
@@ -52,6 +60,7 @@ class Source:
     test: Rows | None
     columns: tuple[Column, ...] | None
     left_out: tuple[str, ...] = ()
+    bounds: tuple[float, float] | None = None
 
     @property
     def described(self) -> tuple[str, ...]:
@@ -64,27 +73,39 @@ class Source:
 def table_source(
     path: Path,
     label: str,
-    classes: Sequence[str],
+    classes: Sequence[str] = (),
     *,
+    bounds: tuple[float, float] | None = None,
     drop: Sequence[str] = (),
     delimiter: str | None = None,
     test: Path | None = None,
 ) -> Source:
-    """A table of the user's. Features are read without the label column; of its labels, errors give counts only."""
+    """A table of the user's. Features are read without the label column; of its labels, errors give counts only.
+
+    Labels are among `classes` or, where there are none, numbers with these declared `bounds`.
+    """
+    if bool(classes) == (bounds is not None):
+        raise TableError(f"classes={classes!r} and bounds={bounds!r}: give the classes, or bounds for numbers")
     if label in drop:
         raise TableError(f"drop names {label!r}, which is the label and is never a feature; leave it out of --drop")
     table = read_public(path, (label, *drop), delimiter)
     columns, left_out = columns_of(table)
-    train = Rows(conformed(table, columns), read_labels(path, label, classes, delimiter=delimiter))
+    train = Rows(conformed(table, columns), _labels(path, label, classes, delimiter))
     open_rows = None if test is None else open_table(test, label, classes, columns, delimiter)
-    return Source(path.name, label, tuple(classes), train, open_rows, columns, left_out)
+    return Source(path.name, label, tuple(classes), train, open_rows, columns, left_out, bounds)
 
 
 def open_table(
     path: Path, label: str, classes: Sequence[str], columns: Sequence[Column], delimiter: str | None = None
 ) -> Rows:
-    """A table like the one trained on, whose labels are public."""
-    return Rows(new_rows(path, columns, delimiter), read_labels(path, label, classes, delimiter=delimiter))
+    """A table like the one trained on, whose labels are public: numbers where there are no classes."""
+    return Rows(new_rows(path, columns, delimiter), _labels(path, label, classes, delimiter))
+
+
+def _labels(path: Path, label: str, classes: Sequence[str], delimiter: str | None) -> OwnLabels | OwnNumbers:
+    if not classes:
+        return read_numbers(path, label, delimiter=delimiter)
+    return read_labels(path, label, classes, delimiter=delimiter)
 
 
 def new_rows(path: Path, columns: Sequence[Column], delimiter: str | None = None) -> pa.Table:

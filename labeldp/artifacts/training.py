@@ -11,11 +11,11 @@ import torch
 
 from labeldp.artifacts.card import Story
 from labeldp.artifacts.folder import Result
-from labeldp.artifacts.measures import answers_right, measured
-from labeldp.artifacts.models import KIND, Model, network_for
-from labeldp.artifacts.sources import Source
+from labeldp.artifacts.measures import answers_right, measured, measured_numbers
+from labeldp.artifacts.models import Model, network_for
+from labeldp.artifacts.sources import Rows, Source
 from labeldp.choosing.choice import choose
-from labeldp.estimators import LabelDPClassifier
+from labeldp.estimators import LabelDPClassifier, LabelDPRegressor
 from labeldp.estimators.methods import trains_net
 
 Report = Callable[[Any], None]
@@ -33,7 +33,7 @@ def trained(
     note: str | None = None,
     report: Report | None = None,
 ) -> Model:
-    """A classifier of this source's classes, at most (ε, δ) spent on its labels; see `LabelDPClassifier`."""
+    """A model of this source's labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`."""
     why, network = "It was asked for by name.", None
     if source.columns is None:
         method, why = _for_pictures(source, epsilon, delta, method, device, why)
@@ -43,8 +43,11 @@ def trained(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             settings["model"] = network.made(len(source.classes))
-    estimator = LabelDPClassifier(epsilon, delta, method, classes=range(len(source.classes)), **settings)
-    estimator.fit(source.train.features, source.train.labels.codes)
+    if source.bounds is None:
+        estimator = LabelDPClassifier(epsilon, delta, method, classes=range(len(source.classes)), **settings)
+    else:
+        estimator = LabelDPRegressor(epsilon, source.bounds, delta, method, **settings)
+    estimator.fit(source.train.features, source.train.given)
     why = why if estimator.choice_ is None else estimator.choice_.reason
     return Model(
         estimator, source.classes, source.columns, source.label, None if network is None else network.name, why
@@ -73,35 +76,54 @@ def result_of(source: Source, model: Model, epsilon: float, delta: float | None,
     story = Story(
         source.name,
         source.label,
-        source.classes,
+        source.classes or None,
         len(source.train),
         source.described,
         method,
         model.why,
         epsilon,
         asked,
+        source.bounds,
     )
     settled = {**run, "method": method, **({"delta": asked} if asked > 0 else {})}
     described, tensors = model.parts()
-    return Result(KIND, described, tensors, certificate, {"train": settled}, story, metrics_of(source, model))
+    return Result(model.kind, described, tensors, certificate, {"train": settled}, story, metrics_of(source, model))
 
 
 def metrics_of(source: Source, model: Model) -> dict[str, Any]:
     """From the certificate, from public rows and the private model, and from open labels; never from secret ones."""
     certificate = model.estimator.certificate_
     spent = certificate.epsilon
-    sure = model.estimator.predict_proba(source.train.features).max(axis=1).mean()
     found: dict[str, Any] = {
         "epsilon": "infinity" if math.isinf(spent) else spent,
         "delta": certificate.delta,
         "rows": len(source.train),
-        "classes": len(source.classes),
-        "expected": {
-            "mean_confidence_on_training_rows": round(float(sure), 4),
-            "share_right_of_plain_randomized_response": round(answers_right(spent, len(source.classes)), 4),
-        },
+        **(_of_classes(source, model, spent) if source.bounds is None else _of_numbers(source, model)),
     }
     if source.test is not None:
-        probabilities = model.estimator.predict_proba(source.test.features)
-        found["test"] = measured(probabilities, source.test.labels.codes)
+        found["test"] = _on_open_labels(model, source.test)
     return found
+
+
+def _of_classes(source: Source, model: Model, spent: float) -> dict[str, Any]:
+    sure = model.estimator.predict_proba(source.train.features).max(axis=1).mean()
+    expected = {
+        "mean_confidence_on_training_rows": round(float(sure), 4),
+        "share_right_of_plain_randomized_response": round(answers_right(spent, len(source.classes)), 4),
+    }
+    return {"classes": len(source.classes), "expected": expected}
+
+
+def _of_numbers(source: Source, model: Model) -> dict[str, Any]:
+    predicted = model.estimator.predict(source.train.features)
+    expected = {
+        "mean_prediction_on_training_rows": float(f"{predicted.mean():.6g}"),
+        "spread_of_predictions_on_training_rows": float(f"{predicted.std():.6g}"),
+    }
+    return {"bounds": list(source.bounds or ()), "expected": expected}
+
+
+def _on_open_labels(model: Model, rows: Rows) -> dict[str, float | int]:
+    if model.classes:
+        return measured(model.estimator.predict_proba(rows.features), rows.given)
+    return measured_numbers(model.estimator.predict(rows.features), rows.given)

@@ -94,6 +94,8 @@ def _run(folder: Path, _certificate: Certificate, story: Story) -> Iterable[str]
         "method": story.method,
         "label": story.label or None,
         "classes": story.classes and list(story.classes),
+        "range": story.bounds and list(story.bounds),
+        "task": "regression" if story.classes is None else "classification",
     }
     for name, value in told.items():
         if name in run and run[name] != value:
@@ -106,7 +108,8 @@ def _model(folder: Path, certificate: Certificate, story: Story) -> Iterable[str
         yield "the model and the certificate name different kinds of model"
     described = json.loads(metadata["model"])
     described = described.get("estimator", described)
-    for name, value in (("epsilon", story.epsilon), ("method", story.method)):
+    told = {"epsilon": story.epsilon, "method": story.method, "bounds": story.bounds and list(story.bounds)}
+    for name, value in told.items():
         if described.get(name, value) != value:
             yield f"the model and the certificate differ in {name}"
     for name, tensor in tensors.items():

@@ -94,7 +94,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         rows = len(read) if isinstance(read, Tensor) else len(read[0])
         places = self._places(y, rows)
         codes = grid.nearest(places)
-        account = spending.account(self.store, self.dataset, codes, LEVELS, self.note)
+        account = self._account(codes)
         if account is None:
             spending.note_fit(codes, self._family)
         delta = self._checked_delta(rows, None if account is None else account.budget.delta)
@@ -125,6 +125,23 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         known = lab.as_array(y, type(self).__name__).astype(np.float64)
         spending.note_score(self._grid().nearest(self._scaled(known)))
         return float(super().score(X, known, sample_weight))
+
+    def _account(self, codes: npt.NDArray[np.int64]) -> Any:
+        """Who pays. Numbers get their budget in Python: a table of the command line has classes."""
+        if self.store is None:
+            return None
+        from labeldp.accounting.store import UnknownDataSetError
+
+        try:
+            return spending.account(self.store, self.dataset, codes, LEVELS, self.note)
+        except UnknownDataSetError:
+            if self.dataset is not None:
+                raise
+        raise UnknownDataSetError(
+            f"these numbers have no budget in {self.store!r}; give them one with BudgetStore.create, for their levels "
+            f"on Grid(-1, 1, {LEVELS}): docs/estimators.md shows how. Where they are a part of a data set, name it: "
+            "dataset="
+        )
 
     # -- labels -----------------------------------------------------------------------------------------------------
 

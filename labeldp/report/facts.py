@@ -24,12 +24,12 @@ DEVICE = "cuda"
 
 @dataclass(frozen=True)
 class Measured:
-    """One result on a chart of accuracy against ε."""
+    """One result on a chart of accuracy, or R², against ε."""
 
     name: str
     method: str
     epsilon: float
-    accuracy: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Facts:
         width: numbers per row that the recipes were compared for; None where not known.
         audit: a lower bound on ε, where one was made.
         beside: other results to compare with.
-        non_private: accuracy without privacy, as a share, where it is known.
+        non_private: accuracy (R² for numbers) without privacy, as a share, where it is known.
     """
 
     name: str
@@ -66,9 +66,9 @@ class Facts:
         return None if self.story.classes is None else len(self.story.classes)
 
     @property
-    def accuracy(self) -> float | None:
-        """On open labels, where some were given."""
-        return self.metrics.get("test", {}).get("accuracy")
+    def score(self) -> float | None:
+        """Accuracy, or R² of numbers, on open labels, where some were given."""
+        return self.metrics.get("test", {}).get(_measure(self.story))
 
     @property
     def modality(self) -> str:
@@ -89,8 +89,8 @@ def gather(
         folder: as `labeldp train` writes it.
         audit: what `labeldp audit --json` printed; `audit.json` in the folder where None and there is one.
         beside: other result folders of the same data.
-        non_private: accuracy of the same kind of model without privacy, a share; the folder's own figure where None
-            (`non_private` in metrics.json).
+        non_private: accuracy (R² for numbers) of the same kind of model without privacy, a share; the folder's own
+            figure where None (`non_private` in metrics.json).
     """
     folder = Path(folder)
     result = read(folder)
@@ -98,8 +98,8 @@ def gather(
     width = _width(story, result.tensors)
     facts = Facts(
         folder.resolve().name, certificate, story, result.metrics, _hashes(certificate), verify_folder(folder),
-        width=width, audit=_audit(folder, audit), beside=tuple(_measured(Path(one)) for one in beside),
-        non_private=_non_private(result.metrics, non_private),
+        width=width, audit=_audit(folder, audit), beside=tuple(_measured(Path(one), story) for one in beside),
+        non_private=_non_private(result.metrics, story, non_private),
     )  # fmt: skip
     return facts if facts.classes is None else _with_choice(facts)
 
@@ -130,18 +130,26 @@ def _hashes(certificate: Certificate) -> dict[str, str]:
     return {name: str(stated[name]) for name in FILES if name in stated}
 
 
-def _measured(folder: Path) -> Measured:
+def _measure(story: Story) -> str:
+    """What results are compared by."""
+    return "r2" if story.classes is None else "accuracy"
+
+
+def _measured(folder: Path, story: Story) -> Measured:
     result = read(folder)
-    accuracy = result.metrics.get("test", {}).get("accuracy")
-    if accuracy is None:
+    if _measure(result.story) != _measure(story):
+        raise ArtifactError(f"of {str(folder)!r} and this result one predicts a class and one a number; leave it out")
+    score = result.metrics.get("test", {}).get(_measure(story))
+    if score is None:
         raise ArtifactError(f"{str(folder)!r} was not measured on open labels; train it with --test, or leave it out")
-    return Measured(folder.resolve().name, result.story.method, result.certificate.epsilon, float(accuracy))
+    return Measured(folder.resolve().name, result.story.method, result.certificate.epsilon, float(score))
 
 
-def _non_private(metrics: Mapping[str, Any], given: float | None) -> float | None:
-    found = metrics.get("non_private", {}).get("accuracy") if given is None else given
+def _non_private(metrics: Mapping[str, Any], story: Story, given: float | None) -> float | None:
+    found = metrics.get("non_private", {}).get(_measure(story)) if given is None else given
     if found is not None and not 0 <= found <= 1:
-        raise ArtifactError(f"non_private={found} is not a share of right predictions; give a number from 0 to 1")
+        what = "an R²" if story.classes is None else "a share of right predictions"
+        raise ArtifactError(f"non_private={found} is not {what}; give a number from 0 to 1")
     return found
 
 

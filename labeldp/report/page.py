@@ -9,6 +9,7 @@ from pathlib import Path
 
 from labeldp.accounting.words import at_most
 from labeldp.artifacts import ArtifactError
+from labeldp.artifacts.card import number_words
 from labeldp.report.checks import audit_section, check_section, status
 from labeldp.report.facts import Facts
 from labeldp.report.markup import escape, paragraph
@@ -57,7 +58,7 @@ def write_page(facts: Facts, path: Path) -> None:
 def _what(facts: Facts) -> str:
     story = facts.story
     secret = story.label or "the label"
-    of = "a number" if facts.classes is None else f"{facts.classes} classes"
+    of = number_words(story) if facts.classes is None else f"{facts.classes} classes"
     count = len(story.features)
     seen = story.features[0] if facts.modality == "images" else f"{count} public feature{'' if count == 1 else 's'}"
     return paragraph(
@@ -77,6 +78,10 @@ def _tiles(facts: Facts) -> str:
         told.append(("accuracy", f"{test['accuracy']:.1%}"))
     if "auc" in test:
         told.append(("AUC", f"{test['auc']:.3f}"))
+    if "r2" in test:
+        told.append(("R²", f"{test['r2']:.3f}"))
+    if "mean_absolute_error" in test:
+        told.append(("mean absolute error", f"{test['mean_absolute_error']:.4g}"))
     told.append(("method", facts.story.method))
     tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in told)
     return f'<dl class="tiles">{tiles}</dl>'

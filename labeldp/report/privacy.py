@@ -28,6 +28,15 @@ _EVENTS = (
 )
 # Methods that ask every row for an answer of its own, and nothing else of the labels.
 _ANSWERING = ("rr", "forward", "debiased", "alibi", "lp_mst")
+# How labels that are numbers were asked for, by method.
+_NUMBERS = {
+    "one_shot": "Every number was rounded at random, without bias, to the low end, the middle or the high end of the "
+    "declared range. Noise was then added to sums over all rows, where it weighs less: one number hides in the sum, "
+    "while what all numbers have in common stays visible.",
+    "binned_regression": "Every number was answered once, by the value of its bin or, at random, of another bin. The "
+    "bins were chosen by the declared range and a noisy histogram of all numbers, whose price is in the ledger. The "
+    "model never saw a true number; it learns because the law of the noise is known.",
+}
 _MOST_GROUPS, _MOST_LOOKS = 8, 12
 _STEPS = 8
 
@@ -98,12 +107,17 @@ def _percent(share: float) -> str:
 
 
 def _not_promised(facts: Facts) -> str:
-    declared = "list of classes" if facts.classes else "bounds of the label"
+    declared, how = ("list of classes", "was declared, not read off the labels.")
+    if not facts.classes:
+        declared, how = (
+            "bounds of the label",
+            "were declared, not read off the labels; a number beyond counts as a bound.",
+        )
     return m.bullets([
         ("Features,", "and that a row is in the data, count as public; the model may show them."),
         ("What the features tell:", "if a label can be guessed from them, the model may guess it right, also for "
          "people who were never in the data."),
-        (f"The {declared}", "was declared, not read off the labels." if facts.classes else "were declared."),
+        (f"The {declared}", how),
         ("Other releases", "of the same labels: their epsilons add up with this one. Keep one budget store for all."),
         ("Several labels of one person,", "unless the promise above says all labels of one user."),
     ])  # fmt: skip
@@ -207,8 +221,11 @@ def _growth(group: Group, delta: float) -> str:
 
 def noise_section(facts: Facts) -> str:
     """What one label by itself would look like behind as much privacy."""
-    if facts.classes is None or not math.isfinite(facts.certificate.epsilon):
+    if not math.isfinite(facts.certificate.epsilon):
         return ""
+    if facts.classes is None:
+        said = _NUMBERS.get(facts.story.method)
+        return m.section("noise", "How much noise that is", m.paragraph(said)) if said else ""
     epsilon, classes = facts.certificate.epsilon, facts.classes
     right = belief_after(1 / classes, epsilon)
     filled = round(100 * right)

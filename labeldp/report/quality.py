@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labeldp.accounting.words import at_most
+from labeldp.artifacts.card import measure_words
 from labeldp.choosing.measured import accuracy, along, labels_per_class, references
 from labeldp.choosing.predict import Ranked
 from labeldp.choosing.recipes import BY_NAME
@@ -39,7 +40,7 @@ def _measures(metrics: Mapping[str, Any]) -> str:
         f"On {test['rows']:,} rows whose labels were given as public." if test
         else "Not measured on labels: no table with public labels was given (--test)."
     )  # fmt: skip
-    cells = [(name.replace("_", " "), f"{value:.4g}", origin) for origin, name, value in rows if _is_number(value)]
+    cells = [(measure_words(name), f"{value:.4g}", origin) for origin, name, value in rows if _is_number(value)]
     return m.paragraph(said) + (m.table("Measures", ["measure", "value", "from"], cells, numbers=(1,)) if cells else "")
 
 
@@ -83,18 +84,30 @@ def _around(values: Sequence[float], pad: float = 0.06) -> tuple[float, float]:
 
 
 def against_epsilon(facts: Facts) -> str:
-    """Accuracy against ε: measured, expected, of single answers, and without privacy where it is known."""
-    if facts.classes is None or not 0 < facts.certificate.epsilon < math.inf:
+    """Accuracy against ε: measured, expected, of single answers, and without privacy where it is known.
+
+    For numbers it is R², measured and without privacy: nothing is expected, and single answers have none.
+    """
+    if not 0 < facts.certificate.epsilon < math.inf:
         return ""
     grid = _grid([facts.certificate.epsilon, *(one.epsilon for one in facts.beside if math.isfinite(one.epsilon))])
-    shown = [*_expected(facts, grid), _answers(facts.classes, grid), *_non_private(facts, grid), *_measured(facts)]
-    values = [value for one in shown for _, value in one.points]
-    low, high = _around(values)
-    x, y = (
-        Axis("ε (smaller is more private)", grid[0], grid[-1], log=True),
-        Axis("accuracy", max(low, 0.0), min(high, 1.0), percent=True),
-    )
-    return m.figure(chart("Accuracy against epsilon", _told(facts), x, y, shown), _told(facts), legend(shown))
+    likely = [] if facts.classes is None else [*_expected(facts, grid), _answers(facts.classes, grid)]
+    shown = [*likely, *_non_private(facts, grid), *_measured(facts)]
+    if sum(len(one.points) for one in shown) < 2:
+        return ""
+    low, high = _around([value for one in shown for _, value in one.points])
+    x, y = Axis("ε (smaller is more private)", grid[0], grid[-1], log=True), _scale(facts, low, min(high, 1.0))
+    title = f"{'R²' if facts.classes is None else 'Accuracy'} against epsilon"
+    return m.figure(chart(title, _told(facts), x, y, shown), _told(facts), legend(shown))
+
+
+def _scale(facts: Facts, low: float, high: float) -> Axis:
+    # A model that is worse than the mean of all labels has an R² below 0.
+    return Axis("R²", low, high) if facts.classes is None else Axis("accuracy", max(low, 0.0), high, percent=True)
+
+
+def _score(facts: Facts, value: float) -> str:
+    return f"{value:.3f}" if facts.classes is None else f"{value:.1%}"
 
 
 def _grid(epsilons: Sequence[float]) -> list[float]:
@@ -133,18 +146,18 @@ def _non_private(facts: Facts, grid: Sequence[float]) -> list[Series]:
 
 
 def _measured(facts: Facts) -> list[Series]:
-    found = [] if facts.accuracy is None else [(facts.certificate.epsilon, facts.accuracy)]
-    others = [(one.epsilon, one.accuracy) for one in facts.beside if math.isfinite(one.epsilon)]
+    found = [] if facts.score is None else [(facts.certificate.epsilon, facts.score)]
+    others = [(one.epsilon, one.score) for one in facts.beside if math.isfinite(one.epsilon)]
     shown = [Series("other results", sorted(others), tone=2, line=False)] if others else []
     return [*shown, *([Series("this model, measured", found, tone=1, line=False)] if found else [])]
 
 
 def _told(facts: Facts) -> str:
-    said = "How accuracy goes with ε."
-    if facts.accuracy is not None:
-        said += f" This model: {facts.accuracy:.1%} at ε = {at_most(facts.certificate.epsilon, 4)}."
+    said = f"How {'R²' if facts.classes is None else 'accuracy'} goes with ε."
+    if facts.score is not None:
+        said += f" This model: {_score(facts, facts.score)} at ε = {at_most(facts.certificate.epsilon, 4)}."
     if facts.non_private is not None:
-        said += f" Without privacy: {facts.non_private:.1%}."
+        said += f" Without privacy: {_score(facts, facts.non_private)}."
     return said
 
 
@@ -155,8 +168,9 @@ def methods_section(facts: Facts) -> str:
     """All recipes, what their looks are worth and what is expected of them; other results where given."""
     parts = [m.paragraph(f"Method: {facts.story.method}. {facts.story.reason}".strip())]
     if facts.beside:
-        rows = [(one.name, one.method, at_most(one.epsilon, 4), f"{one.accuracy:.1%}") for one in facts.beside]
-        parts.append(m.table("Other results, measured", ["folder", "method", "ε", "accuracy"], rows, numbers=(2, 3)))
+        rows = [(one.name, one.method, at_most(one.epsilon, 4), _score(facts, one.score)) for one in facts.beside]
+        head = ["folder", "method", "ε", "R²" if facts.classes is None else "accuracy"]
+        parts.append(m.table("Other results, measured", head, rows, numbers=(2, 3)))
     if facts.choice is not None:
         parts += _ranking(facts, facts.choice.ranking, facts.choice.alike)
     return m.section("methods", "Methods compared", *parts)
