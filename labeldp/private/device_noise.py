@@ -30,14 +30,14 @@ def gaussian_on(device: torch.device, size: int, std: float, rng: SecureRandom) 
     torch.Size([3])
     """
     if device.type == "cpu":
-        return lambda: torch.from_numpy(rng.gaussian(size, std))
+        return lambda: torch.as_tensor(rng.gaussian(size, std))
     drawn = _BESIDE.submit(_words, size, rng)
     return lambda: torch.cat([normals(words.to(device)) for words in drawn.result()])[:size] * std
 
 
 def _words(size: int, rng: SecureRandom) -> list[Tensor]:
     starts = range(0, max(size, 1), _NORMALS_AT_ONCE)
-    return [torch.from_numpy(_signed(rng, min(_NORMALS_AT_ONCE, size - start))) for start in starts]
+    return [torch.as_tensor(_signed(rng, min(_NORMALS_AT_ONCE, size - start))) for start in starts]
 
 
 def _signed(rng: SecureRandom, normals: int) -> npt.NDArray[np.int64]:
