@@ -72,18 +72,18 @@ def seconds(model: nn.Module, images: Tensor, labels: Tensor, denoiser: Denoiser
     return (time.perf_counter() - ticks[-steps - 1]) / steps * (len(images) / batch)
 
 
-def measure(case: str, device: str, steps: int | None, repeats: int, batch: int) -> dict[str, Any]:
-    """All denoisers in turns, on copies of one model in mid-training."""
+def measure(case: str, device: str, steps: int | None, repeats: int, batch: int, names: list[str]) -> dict[str, Any]:
+    """These denoisers in turns, on copies of one model in mid-training."""
     make, rows, shape, target = CASES[case]
     images, labels = pictures(rows, shape, device)
     torch.manual_seed(0)
     start = fit(make().to(device), images, on_classes(labels.to(device)), epochs=1, optimizer=sgd(0.05))
     weights = {name: value.clone() for name, value in start.state_dict().items()}
-    found: dict[str, list[float]] = {name: [] for name in DENOISERS}
+    found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(repeats):
-        for name, denoiser in DENOISERS.items():
+        for name in names:
             start.load_state_dict(weights)
-            found[name].append(seconds(start, images, labels, denoiser(), steps or rows // batch, batch))
+            found[name].append(seconds(start, images, labels, DENOISERS[name](), steps or rows // batch, batch))
     return {"case": case, "target": target, "seconds": found}
 
 
@@ -105,14 +105,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="rows per look  [default: 1024; 128 on a CPU, to be done soon]")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--case", choices=CASES, action="append", help="only this model  [default: both; small on CPU]")
+    others = [name for name in DENOISERS if name != "dp-sgd"]
+    parser.add_argument("--denoiser", choices=others, action="append", help="only this beside DP-SGD  [default: all]")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     small = chosen.device == "cpu"
     steps, batch = chosen.steps or (2 if small else None), chosen.batch or (128 if small else 1024)
     print(f"batches of {batch} on {chosen.device}")
+    names = ["dp-sgd", *(chosen.denoiser or others)]
     results: list[dict[str, Any]] = []
     for case in chosen.case or (["mnist_cnn"] if small else CASES):
-        results.append(measure(case, chosen.device, steps, chosen.repeats, batch))
+        results.append(measure(case, chosen.device, steps, chosen.repeats, batch, names))
         show(results[-1])
     if chosen.json:
         print(
