@@ -269,7 +269,7 @@ def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None
         task = bar.add_task(f"{Path(what).name}: reading", total=None, spent="0", asked=epsilon)
 
         def report(told: Any) -> None:
-            spent = _spent(told, epsilon)
+            spent = _spent(told)
             shown: dict[str, Any] = {} if spent is None else {"spent": spent}
             total = None if told.share is None else 1.0
             said = f"{Path(what).name}: {told.phase}, {told.detail}"
@@ -278,9 +278,8 @@ def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None
         yield report
 
 
-def _spent(told: Any, asked: float) -> str | None:
-    """What to show as spent: never less than was. None leaves what is shown."""
-    if told.epsilon is not None:
-        return f"{told.epsilon:.3g}"
-    # Recipes that pay once do not say so; from here on they have.
-    return f"≤ {asked:g}" if told.phase in ("look", "head", "training") else None
+def _spent(told: Any) -> str | None:
+    """What to show as spent, rounded up: by the steps drawn so far, or by all looks where they are paid for at once."""
+    from labeldp.accounting.words import at_most
+
+    return None if told.epsilon is None else at_most(told.epsilon, 3)

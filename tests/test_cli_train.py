@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from rich import progress as rich_progress
 
 from labeldp.accounting.certificate import read as read_certificate
 from tests.clihelp import SECRET, labeldp, rows, train, write_csv
@@ -174,10 +175,29 @@ def test_methods_are_those_of_the_estimators():
 
 
 def test_what_is_shown_as_spent_is_never_too_little():
-    shown = [_spent(Progress(phase, "", 0.0, None, spent), 2.0) for phase, spent in (
-        ("features", None), ("rehearsal", None), ("look", None), ("training", 0.5), ("training", None), ("done", 2.0),
-    )]  # fmt: skip
-    assert shown == [None, None, "≤ 2", "0.5", "≤ 2", "2"]
+    shown = [_spent(Progress("training", "", 0.0, None, spent)) for spent in (None, 0.0, 0.5, 0.684101, 2.0)]
+    assert shown == [None, "0", "0.5", "0.685", "2"]
+
+
+def test_a_terminal_shows_epsilon(place, tmp_path, capsys, monkeypatch):
+    from labeldp.accounting.words import at_most
+    from labeldp.recipes.rounds import split_budget
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
+    monkeypatch.setattr("rich.progress.Progress.update", _at_once(rich_progress.Progress.update))
+    assert train(place / "t.csv", tmp_path / "model", method="rounds") == 0
+    told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    shown = re.findall(r"ε ([\d.]+) of 4", told)
+    # Nothing, then the first of two looks, then both.
+    (first, _), whole = split_budget(4.0, 1e-5, (0.5, 0.5)), read_certificate(tmp_path / "model/certificate.json")
+    nothing, one, both = dict.fromkeys(shown)
+    assert (nothing, both) == ("0", at_most(whole.epsilon, 3))
+    assert 0.99 * first <= float(one) <= first * 1.01
+
+
+def _at_once(update):
+    return lambda self, task, **fields: (update(self, task, **fields), self.refresh())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

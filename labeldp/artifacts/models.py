@@ -28,6 +28,7 @@ class Model:
         label: what is predicted; empty for pictures.
         network: the name of the network for pictures, where one was trained.
         why: this method and no other.
+        curves: how the training went, as `labeldp.estimators.progress.Recorder` has it; empty for a model of a folder.
     """
 
     estimator: Any
@@ -36,6 +37,7 @@ class Model:
     label: str
     network: str | None = None
     why: str = ""
+    curves: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def kind(self) -> str:

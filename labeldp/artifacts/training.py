@@ -17,6 +17,7 @@ from labeldp.artifacts.sources import Rows, Source
 from labeldp.choosing.choice import choose
 from labeldp.estimators import LabelDPClassifier, LabelDPRegressor
 from labeldp.estimators.methods import trains_net
+from labeldp.estimators.progress import Recorder
 
 Report = Callable[[Any], None]
 
@@ -38,7 +39,9 @@ def trained(
     if source.columns is None:
         method, why = _for_pictures(source, epsilon, delta, method, device, why)
         network = network_for(source.train.features.shape) if trains_net(method) else None
-    settings: dict[str, Any] = {"device": device, "random_state": seed, "store": store, "note": note, "report": report}
+    recorder = Recorder(report)
+    told = {"store": store, "note": note, "report": recorder}
+    settings: dict[str, Any] = {"device": device, "random_state": seed, **told}
     if network is not None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -49,9 +52,8 @@ def trained(
         estimator = LabelDPRegressor(epsilon, source.bounds, delta, method, **settings)
     estimator.fit(source.train.features, source.train.given)
     why = why if estimator.choice_ is None else estimator.choice_.reason
-    return Model(
-        estimator, source.classes, source.columns, source.label, None if network is None else network.name, why
-    )
+    name, curves = None if network is None else network.name, tuple(recorder.curves())
+    return Model(estimator, source.classes, source.columns, source.label, name, why, curves)
 
 
 def _for_pictures(
@@ -100,6 +102,9 @@ def metrics_of(source: Source, model: Model) -> dict[str, Any]:
         "rows": len(source.train),
         **(_of_classes(source, model, spent) if source.bounds is None else _of_numbers(source, model)),
     }
+    if model.curves:
+        # Of losses on private targets and of the ledger; see `Recorder`, which says why they are free.
+        found["curves"] = list(model.curves)
     if source.test is not None:
         found["test"] = _on_open_labels(model, source.test)
     return found

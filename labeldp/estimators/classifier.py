@@ -113,6 +113,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         self.method_ = method if self.choice_ is None else best_for(self.choice_, self.model)
         tell.say("choice", self.method_)
         vault = LabelVault(codes, len(self.classes_), Budget(epsilon, delta), store=payer)
+        tell.watch(vault, delta)
         job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
         with public_seed(seed):
             self._predictor = METHODS[self.method_](job)

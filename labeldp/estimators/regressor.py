@@ -103,6 +103,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         self.method_ = self._settled(method)
         tell.say("choice", self.method_)
         vault = ValueVault(places, grid, Budget(epsilon, delta), store=account)
+        tell.watch(vault, delta)
         job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
         with public_seed(seed):
             self._predictor = _METHODS[self.method_](job)

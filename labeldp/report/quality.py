@@ -28,6 +28,8 @@ def quality_section(facts: Facts) -> str:
     """Measures, curves, and accuracy against ε."""
     pictures = [one for one in (against_epsilon(facts), *curves(facts.metrics)) if one]
     parts = [m.side_by_side(f"<div>{_measures(facts.metrics)}</div>", *pictures)]
+    if facts.story.method == "one_shot":
+        parts.append(m.paragraph("There is no learning curve: the model is solved for after one look.", "soft"))
     last = "There is no accuracy on the training labels here: it would be a look that nobody paid for."
     return m.section("quality", "How good it is", *parts, m.paragraph(last, "soft"))
 
