@@ -23,13 +23,17 @@ from labeldp.estimators import parts
 from labeldp.estimators.methods import Predictor
 from labeldp.estimators.parts import Arrays, Config
 from labeldp.estimators.progress import Teller
-from labeldp.learning.features import Extractor, FeatureMap, Patches
+from labeldp.learning.coded import Coded, Coder
+from labeldp.learning.features import Extractor, FeatureMap, Patches, sample_rows
 from labeldp.learning.tabular import Table, TableMap
 from labeldp.private.vault import LabelVault
+from labeldp.recipes.one_shot_coded import MOST_CELLS
 
 # δ where none is given: a tenth of one over the rows, and never more than this.
 _LARGEST_DELTA = 1e-5
 _SMALLEST_DELTA = 1e-12
+# Rows of which features are found where there are many more, and rows that are read at a time.
+_FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
 # Fine bins for large ε, coarse steps for small: a head on them learns curves, and how fine they are is rehearsed.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
@@ -158,7 +162,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     def _modality(self) -> str:
         return "images" if self._layout is None else "table"
 
-    def _width(self, seen: Tensor) -> int:
+    def _width(self, seen: Tensor | Coded) -> int:
         """Directions that the features offer. Bins and steps of a number say much the same, and count as one."""
         if not isinstance(self._map, TableMap):
             return seen.shape[1]
@@ -171,6 +175,23 @@ class LabelDPEstimator(BaseEstimator, ABC):
         seen, shown = self._encode(inputs)
         tell.say("features", f"{len(seen):,} rows, {seen.shape[1]} public features")
         return seen, shown
+
+    def _coded(self, inputs: Any, seed: int, tell: Teller) -> Coded | None:
+        """A table whose features would take more than a gibibyte, as numbers and cells; None for any other.
+
+        What features there are is then found on some of the rows, and all are read in parts.
+        """
+        if self.features is not None or not cols.comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
+            return None
+        rows = len(inputs)
+        some = self._read(cols.some_rows(inputs, sample_rows(rows, _FEW_ROWS, seed).numpy()), reset=True)
+        place = None if self.device is None else torch.device(self.device)
+        self._map = found = cast("TableMap", self._extractor(some, seed).fit(some, place))
+        if rows * found.dim <= MOST_CELLS:
+            return None
+        coded = Coder(found).coded(self._read(part, reset=False) for part in cols.parts_of(inputs, ROWS_AT_ONCE))
+        tell.say("features", f"{rows:,} rows, {found.dim} public features, made as they are needed")
+        return coded
 
     # -- paying -----------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,26 @@ from torch import Tensor, nn
 
 from labeldp.accounting.ledger import Budget
 from labeldp.choosing.choice import Choice, choose
+from labeldp.estimators import columns as cols
 from labeldp.estimators import labels as lab
 from labeldp.estimators import spending
-from labeldp.estimators.base import LabelDPEstimator
-from labeldp.estimators.methods import METHODS, Job, best_for, checked_method, is_pure, public_seed
+from labeldp.estimators.base import ROWS_AT_ONCE, LabelDPEstimator
+from labeldp.estimators.methods import (
+    METHODS,
+    HeadPredictor,
+    Job,
+    Predictor,
+    best_for,
+    checked_method,
+    is_pure,
+    look_at_coded,
+    public_seed,
+)
 from labeldp.estimators.parts import plain
 from labeldp.estimators.progress import Report, Teller
+from labeldp.learning.coded import Coded, Coder
 from labeldp.learning.features import Extractor
+from labeldp.learning.tabular import TableMap
 from labeldp.private.vault import LabelVault, LedgerStore
 
 
@@ -103,22 +116,39 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         vars(self).pop("_predictor", None)
         epsilon, method = self._checked_epsilon(), checked_method(self.method, self.model)
         tell, seed = Teller(self.report), self._seed()
-        read = self._read(inputs, reset=True)
-        rows = len(read) if isinstance(read, Tensor) else len(read[0])
+        many = self._many(inputs, method, seed, tell)
+        read = self._read(inputs, reset=True) if many is None else many
+        rows = len(read[0]) if isinstance(read, tuple) else len(read)
         self.classes_, codes = self._codes(y, rows)
         payer, most = self._payer(codes, payer)
         delta = self._checked_delta(rows, most)
-        seen, shown = self._fit_features(read, seed, tell)
+        seen, shown = self._fit_features(read, seed, tell) if many is None else (many, many)
         self.choice_ = self._choice(rows, seen, epsilon, delta, method)
         self.method_ = method if self.choice_ is None else best_for(self.choice_, self.model)
         tell.say("choice", self.method_)
         vault = LabelVault(codes, len(self.classes_), Budget(epsilon, delta), store=payer)
         tell.watch(vault, delta)
-        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
         with public_seed(seed):
-            self._predictor = METHODS[self.method_](job)
+            self._predictor = self._trained(seen, shown, vault, epsilon, delta, seed, tell)
         self._certify(vault, is_pure(self.method_), delta, tell)
         return self
+
+    def _many(self, inputs: Any, method: str, seed: int, tell: Teller) -> Coded | None:
+        """Features that are made as they are needed, where there are very many and the method can do with that."""
+        # A folder keeps a plan for features that are all there.
+        able = method in ("auto", "one_shot") and self.model is None and "folder" not in (self.settings or {})
+        return self._coded(inputs, seed, tell) if able else None
+
+    def _trained(
+        self, seen: Tensor | Coded, shown: Tensor | Coded, vault: LabelVault, epsilon: float, delta: float, seed: int,
+        tell: Teller,
+    ) -> Predictor:  # fmt: skip
+        settings = self.settings or {}
+        if self.method_ == "one_shot" and isinstance(seen, Coded):
+            return look_at_coded(seen, vault, epsilon, delta, settings, seed, tell)
+        rows, inputs = (part.features() if isinstance(part, Coded) else part for part in (seen, shown))
+        job = Job(rows, inputs, vault, epsilon, delta, copy.deepcopy(self.model), settings, seed, tell)
+        return METHODS[self.method_](job)
 
     def _payer(
         self, codes: npt.NDArray[np.int64], payer: LedgerStore | None
@@ -135,9 +165,17 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """P(class | row), (n, K), in the order of `classes_`."""
         self._check_fitted()
-        seen, shown = self._encode(self._read(X, reset=False))
-        logits = self._predictor.logits(seen if self.method_ == "one_shot" else shown)
-        return torch.softmax(logits.double(), dim=1).cpu().numpy()
+        many = cols.comes_in_parts(X) and len(X) > ROWS_AT_ONCE
+        parts = cols.parts_of(X, ROWS_AT_ONCE) if many else [X]
+        logits = [self._logits(self._read(part, reset=False), many) for part in parts]
+        return torch.softmax(torch.cat(logits).double(), dim=1).cpu().numpy()
+
+    def _logits(self, read: Any, many: bool) -> Tensor:
+        head, found = self._predictor, self._map
+        if many and isinstance(head, HeadPredictor) and isinstance(found, TableMap) and found.scaling is None:
+            return head.logits_of_coded(Coder(found).coded([read]))
+        seen, shown = self._encode(read)
+        return head.logits(seen if self.method_ == "one_shot" else shown)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """The likeliest class of each row, (n,)."""
@@ -173,7 +211,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             raise ValueError(f"X has {rows} sample(s); n_samples = 1 is too few to learn from")
         return lab.encode(given, self.classes)
 
-    def _choice(self, rows: int, seen: Tensor, epsilon: float, delta: float, method: str) -> Choice | None:
+    def _choice(self, rows: int, seen: Tensor | Coded, epsilon: float, delta: float, method: str) -> Choice | None:
         if method != "auto":
             return None
         return choose(

@@ -6,6 +6,7 @@ all, as it was when the model was fitted; numbers that are missing stay missing,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,28 @@ def names_of(inputs: Any) -> list[Any]:
     """The names of a frame's columns."""
     # An Arrow table's `columns` are the data.
     return list(inputs.column_names if hasattr(inputs, "column_names") else inputs.columns)
+
+
+def comes_in_parts(inputs: Any) -> bool:
+    """Whether some of its rows are read as all of them would be: types are the columns', not found in their values."""
+    if isinstance(inputs, np.ndarray):
+        return inputs.ndim == 2 and inputs.dtype.kind in "biuf"
+    # A pandas column of objects may hold anything.
+    return is_frame(inputs) and not any(str(kind).lower() == "object" for kind in getattr(inputs, "dtypes", ()))
+
+
+def some_rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
+    """These rows of a table or array."""
+    return inputs.take(rows) if is_frame(inputs) and hasattr(inputs, "take") else inputs[rows]
+
+
+def parts_of(inputs: Any, at_once: int) -> Iterator[Any]:
+    """All rows, so many at a time; not copied."""
+    for start in range(0, len(inputs), at_once):
+        if hasattr(inputs, "slice"):
+            yield inputs.slice(start, at_once)
+        else:
+            yield (inputs.iloc if hasattr(inputs, "iloc") else inputs)[start : start + at_once]
 
 
 def read_frame(inputs: Any) -> list[npt.NDArray[Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,11 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.choosing.choice import Choice
-from labeldp.choosing.recipes import BY_NAME
+from labeldp.choosing.recipes import BY_NAME, Case, moment_distance
+from labeldp.choosing.worth import directions
 from labeldp.estimators.nets import FeatureNet, usual_fit
 from labeldp.estimators.progress import Tell
 from labeldp.learning.clusters import kmeans
+from labeldp.learning.coded import Coded
 from labeldp.learning.fit import predict
+from labeldp.learning.plans import Plan
 from labeldp.learning.rehearsal import rehearse
 from labeldp.private.vault import LabelVault
 from labeldp.recipes import (
@@ -32,6 +36,7 @@ from labeldp.recipes import (
     labeldp_pro,
     lp_mst,
     one_shot,
+    one_shot_coded,
     one_shot_prior,
     rounds,
     rr,
@@ -59,6 +64,10 @@ class HeadPredictor:
     def logits(self, rows: Tensor) -> Tensor:
         """t·Wφ."""
         return torch.cat([self.basis(part) @ self.weight.T for part in rows.to(self.weight.device).split(8192)])
+
+    def logits_of_coded(self, rows: Coded) -> Tensor:
+        """The same, sooner and without all features at once."""
+        return torch.cat([self.basis.from_turned(part) @ self.weight.T for _, part in rows.mapped(self.basis.matrix)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +133,20 @@ def _look(job: Job, settings: Mapping[str, Any]) -> OneShot:
     rehearsal = functools.partial(rehearse, rows=10_000, clusterings=4, draws=2, seed=job.seed)
     usual = {"rehearse": rehearsal if job.inputs.ndim == 2 else rehearse, "report": job.report}
     return one_shot.train(job.features, job.vault, epsilon=job.epsilon, delta=job.delta, **{**usual, **settings})
+
+
+def look_at_coded(
+    rows: Coded, vault: LabelVault, epsilon: float, delta: float, settings: Mapping[str, Any], seed: int, report: Tell
+) -> HeadPredictor:
+    """`one_shot` for a table whose features do not fit in memory."""
+    rehearsal = functools.partial(rehearse, rows=10_000, clusterings=4, draws=2, seed=seed, num_rows=len(rows))
+    usual: dict[str, Any] = {"rehearse": rehearsal, "seed": seed, "report": report}
+    case = Case(len(rows), vault.num_classes, rows.shape[1], "table", delta)
+    if directions(len(rows), vault.num_classes, moment_distance(case, epsilon), math.inf) > 2 * rows.shape[1]:
+        # Noise spares them all; clusters of few rows would not show what the least of them are good for.
+        usual["rehearse"] = functools.partial(rehearsal, plans=[Plan(rows.shape[1])])
+    shot = one_shot_coded.train(rows, vault, epsilon=epsilon, delta=delta, **{**usual, **settings})
+    return HeadPredictor(shot.rehearsal.basis, shot.weight)
 
 
 def _student(job: Job) -> NetPredictor:

@@ -120,6 +120,10 @@ class Basis:
         """(n, p) → (n, width) in float32, chunk by chunk."""
         return torch.cat([self._bounded(self._plain(part)) for part in features.split(_ROWS_AT_ONCE)])
 
+    def from_turned(self, turned: Tensor) -> Tensor:
+        """The same for rows of which x·matrix is known, (n, r)."""
+        return self._bounded(self._with_constant(turned - self.mean @ self.matrix))
+
     def linear(self, weight: Tensor) -> nn.Linear:
         """The head Wφ as a layer on x itself; a row's bound scales its scores alike and keeps their order."""
         weight = weight.to(self.matrix)
@@ -134,10 +138,10 @@ class Basis:
         return layer.requires_grad_(False)
 
     def _plain(self, features: Tensor) -> Tensor:
-        turned = (features.float() - self.mean) @ self.matrix
-        if self.constant == 0:
-            return turned
-        return torch.nn.functional.pad(turned, (0, 1), value=self.constant)
+        return self._with_constant((features.float() - self.mean) @ self.matrix)
+
+    def _with_constant(self, turned: Tensor) -> Tensor:
+        return turned if self.constant == 0 else torch.nn.functional.pad(turned, (0, 1), value=self.constant)
 
     def _bounded(self, rows: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)

@@ -131,10 +131,13 @@ class TableMap:
             result[span] = rows if self.scaling is None else self.scaling(rows)
         return result
 
-    def _encoded(self, numeric: np.ndarray, categorical: np.ndarray) -> np.ndarray:
+    def standardised(self, numeric: np.ndarray) -> np.ndarray:
+        """(x − mean) / spread, 0 where missing, clipped and scaled, (n, a)."""
         inverse = np.divide(1.0, self.spread, out=np.zeros_like(self.spread), where=self.spread > 0)
-        standard = np.clip(np.nan_to_num((numeric - self.mean) * inverse), -self.clip, self.clip)
-        parts = [standard * self.scale, np.isnan(numeric)[:, self.missing]]
+        return np.clip(np.nan_to_num((numeric - self.mean) * inverse), -self.clip, self.clip) * self.scale
+
+    def _encoded(self, numeric: np.ndarray, categorical: np.ndarray) -> np.ndarray:
+        parts = [self.standardised(numeric), np.isnan(numeric)[:, self.missing]]
         parts += [_binned(column, edges) for column, edges in zip(numeric.T, self.edges, strict=False)]
         parts += [column[:, None] >= steps for column, steps in zip(numeric.T, self.steps, strict=False)]
         hashed = np.zeros((len(numeric), self.buckets))
@@ -192,7 +195,7 @@ def checked_table(inputs: Any) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"numeric has shape {numeric.shape}, categorical {categorical.shape}; give (n, a) and (n, b) of the same n"
         )
-    numeric = numeric.astype(np.float64)
+    numeric = numeric.astype(np.float64, copy=False)
     if np.isinf(numeric).any():
         raise ValueError("numeric has infinite values; leave missing numbers as NaN and cap the rest")
     if categorical.dtype.kind == "f":
@@ -210,19 +213,29 @@ def _values(column: np.ndarray, most: int) -> np.ndarray | None:
 
 
 def _one_hot(column: np.ndarray, values: np.ndarray, number: int) -> np.ndarray:
+    check_alike(column, values, number)
+    return column[:, None] == values
+
+
+def check_alike(column: np.ndarray, values: np.ndarray, number: int) -> None:
+    """ValueError where text stands in place of whole numbers, or the other way round."""
     if (column.dtype.kind in "US") != (values.dtype.kind in "US"):
         raise ValueError(f"categorical column {number} is {column.dtype}, but the one fitted was {values.dtype}")
-    return column[:, None] == values
 
 
 def _add_hashed(rows: np.ndarray, column: np.ndarray, number: int, seed: int) -> None:
     """Add ±1 to each row at the place of its value."""
     values, which = np.unique(column, return_inverse=True)
+    places, positive = hashed_places(values, number, seed, rows.shape[1])
+    rows[np.arange(len(rows)), places[which]] += np.where(positive[which], 1.0, -1.0)
+
+
+def hashed_places(values: np.ndarray, number: int, seed: int, buckets: int) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each value of a column, and whether its sign is positive."""
     # Python's own hash differs between processes.
     digests = [hashlib.blake2b(f"{seed} {number} {value}".encode(), digest_size=8).digest() for value in values]
-    codes = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)[which]
-    places = ((codes >> np.uint64(1)) % np.uint64(rows.shape[1])).astype(np.int64)
-    rows[np.arange(len(rows)), places] += np.where(codes & np.uint64(1), 1.0, -1.0)
+    codes = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
+    return ((codes >> np.uint64(1)) % np.uint64(buckets)).astype(np.int64), (codes & np.uint64(1)).astype(bool)
 
 
 def _rotation(sample: Tensor, dims: int, seed: int) -> Scaling:
