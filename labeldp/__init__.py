@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labeldp.accounting.certificate import Certificate
     from labeldp.accounting.ledger import Budget, BudgetExceededError
+    from labeldp.accounting.store import BudgetStore
     from labeldp.choosing.choice import Choice, choose
     from labeldp.data.tables import PrivateTable, privatize, read_private
     from labeldp.estimators.classifier import LabelDPClassifier
@@ -33,6 +34,7 @@ __all__ = [
     "BitFlip",
     "Budget",
     "BudgetExceededError",
+    "BudgetStore",
     "Certificate",
     "Choice",
     "DiameterBound",
@@ -70,6 +72,7 @@ __all__ = [
 _HOMES = {
     "accounting.certificate": ("Certificate",),
     "accounting.ledger": ("Budget", "BudgetExceededError"),
+    "accounting.store": ("BudgetStore",),
     "choosing.choice": ("Choice", "choose"),
     "data.tables": ("PrivateTable", "privatize", "read_private"),
     "estimators": ("LabelDPClassifier", "LabelDPRegressor"),

@@ -77,14 +77,23 @@ def test_importing_the_library_loads_nothing_heavy():
 def test_the_exported_names_are_these():
     assert sorted(labeldp.__all__) == labeldp.__all__
     assert set(labeldp.__all__) == {
-        "BitFlip", "Budget", "BudgetExceededError", "Certificate", "Choice", "DiameterBound", "GaussianNoise",
-        "GradientSum", "GroupCounts", "GroupVotes", "LabelDPClassifier", "LabelDPRegressor", "LabelVault",
-        "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments",
-        "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom", "TeacherVotes",
-        "TopKResponse", "UserGradientSum", "UserResponse", "UserVault", "__version__", "cap_rows", "choose",
-        "privatize", "read_private",
+        "BitFlip", "Budget", "BudgetExceededError", "BudgetStore", "Certificate", "Choice", "DiameterBound",
+        "GaussianNoise", "GradientSum", "GroupCounts", "GroupVotes", "LabelDPClassifier", "LabelDPRegressor",
+        "LabelVault", "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts", "NoisyGradient", "NoisyLabels",
+        "NoisyMoments", "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom",
+        "TeacherVotes", "TopKResponse", "UserGradientSum", "UserResponse", "UserVault", "__version__", "cap_rows",
+        "choose", "privatize", "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
         assert getattr(labeldp, name) is not None
     with pytest.raises(AttributeError, match="nothing_like_this"):
         _ = labeldp.nothing_like_this
+
+
+def test_the_store_is_one_of_the_rooms_own_names():
+    from labeldp import accounting
+    from labeldp.accounting.store import BudgetStore
+
+    assert accounting.BudgetStore is labeldp.BudgetStore is BudgetStore
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        _ = accounting.nothing_like_this
