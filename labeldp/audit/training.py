@@ -16,7 +16,7 @@ A canary run has made-up labels in it: audit a rehearsal, never the model you wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,9 @@ from labeldp.audit.separate import separate as separated
 from labeldp.releases import FloatArray
 
 Labels = npt.NDArray[np.int64]
-# labels (n,) → scores (n, K), and what the run claims to cost.
-Training = Callable[[Labels], tuple[npt.ArrayLike, Claim]]
+# labels (n,) → scores (n, K), or several of them by name, and what the run claims to cost.
+Training = Callable[[Labels], tuple[npt.ArrayLike | Mapping[str, FloatArray], Claim]]
+_PREFERENCE = "the model's preference"
 # Which part of the canaries is guessed, the surest first; fixed in advance, as δ > 0 needs it to be.
 PARTS = (1.0, 0.5, 0.1)
 
@@ -46,7 +47,8 @@ def audit_training(
     """A lower bound on ε of a training function, from one run on labels that are partly coins (and two replays).
 
     Args:
-        train: from labels to scores and claim. Called with made-up labels; must not remember earlier calls.
+        train: from labels to scores and claim. Called with made-up labels; must not remember earlier calls. Where
+            there is more to be seen than a model, scores may be several, by the name of the attack.
         labels: made-up or public labels, (n,); those of canaries are replaced.
         num_classes: how many classes there are.
         canaries: how many rows, or which; all when None.
@@ -70,18 +72,22 @@ def audit_training(
     options = _pairs(len(rows), num_classes, chance)
     coins = chance.integers(2, size=len(rows))
 
-    def run(chosen: Labels) -> tuple[FloatArray, Claim]:
+    def run(chosen: Labels) -> tuple[dict[str, FloatArray], Claim]:
         asked = given.copy()
         asked[rows] = options[np.arange(len(rows)), chosen]
         scores, claim = train(asked)
-        return preference(scores, rows, options, (len(given), num_classes)), claim
+        tables = scores if isinstance(scores, Mapping) else {_PREFERENCE: scores}
+        shape = (len(given), num_classes)
+        return {name: preference(table, rows, options, shape) for name, table in tables.items()}, claim
 
     found, claim = run(coins)
-    attacks = _attacks("the model's preference", coins, found, claim, separate)
+    attacks = [one for name, told in found.items() for one in _attacks(name, coins, told, claim, separate)]
     if replay:
         first, second = (run(np.full_like(coins, side))[0] for side in (0, 1))
-        nearer = np.abs(found - first) - np.abs(found - second)
-        attacks += _attacks("a repeated run", coins, nearer, claim, separate)
+        for name, told in found.items():
+            nearer = np.abs(told - first[name]) - np.abs(told - second[name])
+            again = "a repeated run" if name == _PREFERENCE else f"a repeated run, {name}"
+            attacks += _attacks(again, coins, nearer, claim, separate)
     return judged(claim, attacks, confidence, "canaries do not touch each other" if separate else "")
 
 
@@ -106,6 +112,8 @@ def audit_runs(
     for number, coin in enumerate(coins):
         given[row] = candidates[coin]
         scores, claim = train(given.copy())
+        if isinstance(scores, Mapping):
+            raise ValueError("train returned several tables of scores; return one here")
         found[number] = preference(scores, np.array([row]), options, (len(given), num_classes))[0]
     # A quarter of the runs says where the middle lies between the two.
     early = max(4, runs // 4)

@@ -13,11 +13,11 @@ from labeldp.accounting.certificate import Certificate
 from labeldp.artifacts import ArtifactError, read, verify_folder
 from labeldp.artifacts.card import Story
 from labeldp.artifacts.folder import FILES
+from labeldp.audit.folders import AUDIT
 from labeldp.audit.result import AuditResult
 from labeldp.choosing.choice import Choice, choose
 from labeldp.choosing.recipes import Case
 
-AUDIT = "audit.json"
 # Recipes are compared for a machine that can train all of them.
 DEVICE = "cuda"
 
@@ -44,6 +44,7 @@ class Facts:
         choice: recipes compared for such data; None for labels that are numbers.
         width: numbers per row that the recipes were compared for; None where not known.
         audit: a lower bound on ε, where one was made.
+        audited: the SHA-256 of the model whose folder the audit was of; None for an audit of a recipe or a file.
         beside: other results to compare with.
         non_private: accuracy (R² for numbers) without privacy, as a share, where it is known.
     """
@@ -57,6 +58,7 @@ class Facts:
     choice: Choice | None = None
     width: int | None = None
     audit: AuditResult | None = None
+    audited: str | None = None
     beside: tuple[Measured, ...] = ()
     non_private: float | None = None
 
@@ -95,10 +97,10 @@ def gather(
     folder = Path(folder)
     result = read(folder)
     story, certificate = result.story, result.certificate
-    width = _width(story, result.tensors)
+    width, (bound, of) = _width(story, result.tensors), _audit(folder, audit)
     facts = Facts(
         folder.resolve().name, certificate, story, result.metrics, _hashes(certificate), verify_folder(folder),
-        width=width, audit=_audit(folder, audit), beside=tuple(_measured(Path(one), story) for one in beside),
+        width=width, audit=bound, audited=of, beside=tuple(_measured(Path(one), story) for one in beside),
         non_private=_non_private(result.metrics, story, non_private),
     )  # fmt: skip
     return facts if facts.classes is None else _with_choice(facts)
@@ -153,15 +155,16 @@ def _non_private(metrics: Mapping[str, Any], story: Story, given: float | None) 
     return found
 
 
-def _audit(folder: Path, given: Path | str | None) -> AuditResult | None:
+def _audit(folder: Path, given: Path | str | None) -> tuple[AuditResult | None, str | None]:
+    """The bound, and whose it is."""
     path = folder / AUDIT if given is None else Path(given)
     if given is None and not path.is_file():
-        return None
+        return None, None
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         told: dict[str, Any] = {name: fields[name] for name in AuditResult.__dataclass_fields__}
         told |= {name: math.inf for name, value in told.items() if value == "infinity"}
-        return AuditResult(**told)
+        return AuditResult(**told), fields["of"]["model"] if "of" in fields else None
     except OSError as error:
         raise ArtifactError(f"{str(path)!r} cannot be read ({error.strerror}); give a file of labeldp audit") from None
     except (ValueError, KeyError, TypeError):

@@ -11,7 +11,7 @@ from labeldp import SecureRandom
 from labeldp.artifacts import ArtifactError
 from labeldp.report import gather, page, write_page
 from labeldp.report.privacy import belief_after, belief_below, growth
-from tests.report.reporthelp import CURVES, audited, many_looks, result, saved
+from tests.report.reporthelp import AUDIT, CURVES, audited, many_looks, result, saved
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -208,12 +208,22 @@ def test_what_is_expected_is_what_was_measured_there(tmp_path):
 # --- audits ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_audit_that_is_advised_exists():
-    from labeldp.audit.selftest import subjects
-    from labeldp.choosing.recipes import RECIPES
-    from labeldp.report.checks import _audited
+def test_without_an_audit_one_is_advised(tmp_path):
+    text = read(page(gather(saved(tmp_path / "model")))).text
+    assert "labeldp audit model --table TABLE" in text
 
-    assert {_audited(recipe.name) for recipe in RECIPES} <= set(subjects())
+
+def test_an_audit_of_the_folder_is_found_in_it_and_told_from_another_folders(tmp_path):
+    folder = saved(tmp_path / "model")
+    own = gather(folder).files["model.safetensors"]
+    for model, fits in ((own, True), ("0" * 64, False)):
+        told = {**AUDIT, "epsilon": 1.3, "delta": 1e-7, "of": {"model": model, "epsilon": 1.0, "delta": 0.0}}
+        (folder / "audit.json").write_text(json.dumps(told))
+        text = read(page(gather(folder))).text
+        assert ("another claim" in text) is not fits
+        assert "No true label was used" in text
+        assert "keep this page to yourself" not in text
+        assert "at δ = 1e-07" in text
 
 
 def test_a_broken_claim_is_said_to_be_broken(tmp_path):

@@ -1,0 +1,281 @@
+"""Auditing a folder that `labeldp train` wrote: its recipe is run again, on its own features, with made-up labels.
+
+The folder says which recipe, at which ε and δ; the table it was trained on is read *without its labels*. Canaries get
+one of two labels by a coin, all other rows what the folder's model predicts for them. So nothing here is computed from
+a true label: the result may be shown to anyone, and costs no privacy. What is audited is the recipe as it was run (its
+settings, its features, this version, this machine) and not the numbers in the folder, which had other labels: of those
+only an observational audit can speak, which needs true labels and a proxy (`labeldp.audit.observed`).
+
+Guesses are made from answers and moments that left the vault, not from the model alone; see `labeldp.audit.witness`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.accounting.ledger import Budget, worst_epsilon
+from labeldp.accounting.words import at_most
+from labeldp.audit.result import AuditResult, Claim
+from labeldp.audit.training import audit_training
+from labeldp.audit.witness import WitnessValues, WitnessVault, by_answers, by_moments
+from labeldp.private.randomness import SecureRandom
+from labeldp.releases import FloatArray
+
+if TYPE_CHECKING:
+    from labeldp.accounting.certificate import Certificate
+    from labeldp.artifacts.folder import Result
+    from labeldp.artifacts.models import Model
+
+AUDIT = "audit.json"
+# One run proves little at a larger δ (see docs/audit.md); the ledger's looks hold at every δ.
+_DELTA = 1e-7
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class FolderAudit:
+    """An audit, and what it was an audit of.
+
+    Args:
+        result: the bound, beside what the folder's ledger claims at the audit's δ.
+        epsilon, delta: what the folder claims.
+        model: the SHA-256 of its model, so that a report knows whether an audit is of this folder.
+        method: the recipe.
+    """
+
+    result: AuditResult
+    epsilon: float
+    delta: float
+    model: str
+    method: str
+
+    @property
+    def verdict(self) -> str:
+        """What follows, in words, and what it rests on."""
+        claim = f"epsilon {at_most(self.epsilon)}" + (f" at delta {at_most(self.delta, 3)}" if self.delta else "")
+        same = (
+            f" The folder claims {claim}; the same looks cost {at_most(self.result.epsilon)} at delta "
+            f"{at_most(self.result.delta, 3)}, which is what one run can be held against."
+            if self.result.delta != self.delta
+            else ""
+        )
+        return (
+            f"{self.result.verdict}{same} {self.method} was run again on the folder's features, with made-up labels: "
+            "nothing here comes from a true label, so it costs none of them anything and may be shown."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: those of the result, and of what it was about."""
+        about = {"model": self.model, "epsilon": self.epsilon, "delta": self.delta, "method": self.method}
+        return {**self.result.to_json(), "verdict": self.verdict, "of": about}
+
+
+def audit_folder(
+    folder: Path,
+    table: Path | str | None = None,
+    *,
+    canaries: int | None = None,
+    delimiter: str | None = None,
+    device: str = "cpu",
+    confidence: float = 0.999,
+    seed: int | None = None,
+    noise: Callable[[], SecureRandom] = SecureRandom,
+) -> FolderAudit:
+    """A lower bound on ε of the recipe behind a folder, from three runs of it on made-up labels.
+
+    Args:
+        folder: as `labeldp train` writes it.
+        table: what it was trained on, a file or the name of a data set; as its config.toml has it when None. The label
+            column is not read, and need not be there.
+        canaries: how many rows a coin decides; all when None. The others get the labels that the model predicts.
+        delimiter: of a CSV file.
+        confidence: an honest recipe is accused with probability at most one minus this.
+        seed: of the coins; never of noise.
+        noise: makes the noise of each run: for tests of the audit, which plant bugs in it.
+    """
+    from labeldp.artifacts.folder import MODEL, read
+    from labeldp.artifacts.models import rebuilt
+    from labeldp.artifacts.verifying import verify_folder
+    from labeldp.data.request import TableError
+
+    result = read(folder)
+    problems = verify_folder(folder)
+    if problems:
+        raise TableError(f"{str(folder)!r} does not verify ({problems[0]}); audit a folder that holds")
+    model = rebuilt(result, device)
+    features = _features(result, model, table, delimiter)
+    certificate, story = result.certificate, result.story
+    again = _Again(result, model, features, _claim(certificate), noise)
+    seed = _apart(seed)
+    rows = again.canaries(canaries, np.random.default_rng(seed))
+    classes = len(story.classes) if story.classes is not None else 2
+    found = audit_training(again, again.usual, classes, canaries=rows, confidence=confidence, seed=seed)
+    artifact = certificate.artifact
+    assert artifact is not None, MODEL
+    return FolderAudit(found, certificate.epsilon, certificate.delta, artifact.sha256, story.method)
+
+
+def _apart(seed: int | None) -> int | None:
+    """A seed that no table was made with: coins that features know beforehand would accuse an honest recipe."""
+    return None if seed is None else int(np.random.SeedSequence([seed, 0xA0D17]).generate_state(1, np.uint64)[0])
+
+
+def keep_audit(found: FolderAudit, folder: Path) -> Path:
+    """Write the result into the folder, whole or not at all, where `labeldp report` looks for it; an older one goes."""
+    target = folder / AUDIT
+    draft = folder / f".{AUDIT}.{secrets.token_hex(6)}.part"
+    try:
+        draft.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def _claim(certificate: Certificate) -> Claim:
+    """What the folder's ledger says at a δ that one run can be held against."""
+    delta = min(certificate.delta, _DELTA)
+    groups = [group for group in certificate.groups if group.rows]
+    worst = max(groups, key=lambda group: worst_epsilon((group,), delta))
+    return Claim(worst_epsilon(groups, delta), delta, worst.looks)
+
+
+class _Again:
+    """The folder's recipe as a function from made-up labels to scores; see `labeldp.audit.training.Training`.
+
+    Labels are classes 0 … K − 1 or, for numbers, 0 and 1: the two ends of the range, the values furthest apart.
+    """
+
+    def __init__(
+        self, result: Result, model: Model, features: Any, claim: Claim, noise: Callable[[], SecureRandom]
+    ) -> None:
+        self._result, self._model, self._claim, self._noise = result, model, claim, noise
+        estimator = model.estimator
+        # The folder's own map from inputs to features: it was fitted without labels.
+        self._seen, self._shown = estimator._encode(estimator._read(features, reset=False))
+        predicted = estimator.predict(features)
+        self._numbers = None if model.classes else predicted
+        self.usual = (predicted if model.classes else np.zeros(len(predicted))).astype(np.int64)
+        self._canary = np.zeros(len(predicted), dtype=bool)
+
+    def canaries(self, count: int | None, chance: np.random.Generator) -> npt.NDArray[np.intp]:
+        """Which rows are decided by coins."""
+        whole = len(self.usual)
+        if count is not None and not 1 <= count <= whole:
+            raise ValueError(f"canaries={count} of {whole} rows; give a number from 1 to that")
+        rows = np.arange(whole) if count is None else np.sort(chance.choice(whole, size=count, replace=False))
+        self._canary[rows] = True
+        return rows
+
+    def __call__(self, labels: npt.NDArray[np.int64]) -> tuple[Mapping[str, FloatArray], Claim]:
+        """Run the recipe; all that it gave away, and what the folder claims for it."""
+        vault = self._sealed(labels)
+        predictor = self._trained(vault)
+        self._check_price(vault)
+        ends = [0, -1] if self._numbers is not None else list(range(len(self._model.classes)))
+        told = {
+            "the model's preference": self._scores(predictor),
+            "the answers' likelihood": by_answers(vault.seen, len(labels), ends),
+            "the moment, unmixed": by_moments(vault.seen, ends, self._known(labels), self._canary),
+        }
+        return {name: scores for name, scores in told.items() if scores is not None}, self._claim
+
+    def _known(self, labels: npt.NDArray[np.int64]) -> FloatArray:
+        """What made-up labels add to each class of a moment: one, or for a number its shares of the two ends."""
+        if self._numbers is None:
+            return np.eye(len(self._model.classes))[labels]
+        place = np.clip(self._model.estimator._scaled(self._numbers), -1, 1)
+        return np.stack([np.maximum(-place, 0), np.maximum(place, 0)], axis=1)
+
+    def _sealed(self, labels: npt.NDArray[np.int64]) -> WitnessVault | WitnessValues:
+        story = self._result.story
+        settings: dict[str, Any] = {"budget": Budget(story.epsilon, story.delta), "rng": self._noise()}
+        if self._numbers is None:
+            return WitnessVault(labels, len(self._model.classes), **settings)
+        estimator = self._model.estimator
+        low, high = estimator.bounds
+        numbers = np.where(self._canary, np.where(labels == 1, high, low), self._numbers)
+        return WitnessValues(estimator._scaled(numbers), estimator._grid(), **settings)
+
+    def _trained(self, vault: Any) -> Any:
+        import torch
+
+        from labeldp.artifacts.models import Network
+        from labeldp.estimators import regressor
+        from labeldp.estimators.methods import METHODS, Job, public_seed
+
+        story, seed = self._result.story, int(self._run.get("seed", 0))
+        self._model.estimator.random_state = seed
+        net = None
+        if self._model.network is not None:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                net = Network(self._model.network).made(len(self._model.classes))
+        public = self._model.estimator._seed()
+        job = Job(self._seen, self._shown, vault, story.epsilon, story.delta, net, {}, public)
+        with public_seed(public):
+            return (METHODS if self._numbers is None else regressor._METHODS)[story.method](job)
+
+    @property
+    def _run(self) -> Mapping[str, Any]:
+        return next(iter(self._result.run.values()))
+
+    def _check_price(self, vault: Any) -> None:
+        """The rerun must be what the folder claims to be, or the bound is about something else."""
+        claimed, spent = self._result.certificate, vault.certificate(self._result.certificate.delta).epsilon
+        if not abs(spent - claimed.epsilon) <= _SLACK * max(claimed.epsilon, 1):
+            raise ValueError(
+                f"{self._result.story.method} spends epsilon={spent:.9g} here, and the folder claims "
+                f"{claimed.epsilon:.9g}: it was made by another version. Train it again with this one to audit it"
+            )
+
+    def _scores(self, predictor: Any) -> FloatArray:
+        head = self._result.story.method == "one_shot"
+        logits = predictor.logits(self._seen if head else self._shown).double().cpu().numpy()
+        if self._numbers is None or head:
+            return logits
+        return np.concatenate([-logits, logits], axis=1)
+
+
+def _features(result: Result, model: Model, table: Path | str | None, delimiter: str | None) -> Any:
+    """The rows that the folder was trained on, without their labels."""
+    from labeldp.artifacts.sources import NAMES, named_source
+    from labeldp.data.request import TableError
+    from labeldp.data.samples import adult_path
+
+    run = next(iter(result.run.values()))
+    given = str(run.get("table", "")) if table is None else str(table)
+    name = given if given in NAMES and not Path(given).exists() else None
+    if model.columns is None:
+        if name is None or name == "adult":
+            raise TableError(f"the folder was trained on pictures, and {given!r} has none; name a data set by --table")
+        found: Any = named_source(name).train.features
+    else:
+        path = adult_path() if name == "adult" else Path(given)
+        if not path.is_file():
+            raise TableError(f"the table that the folder was trained on, {given!r}, is not here; give it with --table")
+        found = _columns(path, model, delimiter or (run.get("delimiter") if table is None else None))
+    if len(found) != result.story.rows:
+        raise TableError(
+            f"{given} has {len(found)} rows and the folder was trained on {result.story.rows}; give the table it was "
+            "trained on with --table"
+        )
+    return found
+
+
+def _columns(path: Path, model: Model, delimiter: str | None) -> Any:
+    from labeldp.artifacts.columns import column_names, conformed, read_public
+
+    delimiter = "\t" if delimiter == r"\t" else delimiter
+    texts = [column.name for column in model.columns or () if column.kind == "category"]
+    label = [model.label] if model.label in column_names(path, delimiter) else []
+    return conformed(read_public(path, label, delimiter, as_text=texts), model.columns or ())
