@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ def main() -> None:
     settings = {name: getattr(chosen, name) for name in names}
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     found = benchmarks.load(chosen.dataset)
-    images, begun = torch.from_numpy(found.train).to(device), time.perf_counter()
+    images = torch.from_numpy(found.train).to(device)
     try:
         encoder, log = train(images, settings, chosen.out, chosen.minutes)
     except PausedError as pause:
@@ -107,7 +106,9 @@ def main() -> None:
     # Of what was kept, not of what was trained: half precision is part of the result.
     accuracy = probe(load_encoder(path, network(images.shape[1])), found, device)
     record = {
-        "settings": settings, "linear_probe": round(accuracy, 2), "seconds": round(time.perf_counter() - begun, 1),
+        "settings": settings, "linear_probe": round(accuracy, 2),
+        # Of every part: a training may have been stopped and gone on.
+        "seconds": round(sum(epoch["seconds"] for epoch in log), 1),
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size, "commit": commit(),
         "device": torch.cuda.get_device_name(device) if images.is_cuda else "CPU", "torch": torch.__version__,
         "log": log,
