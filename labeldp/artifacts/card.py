@@ -64,7 +64,7 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
     """The card as Markdown, with the header that model hubs read."""
     parts = (
         _header(story), f"# {name}", _what(story), _promise(certificate), _not_promised(story),
-        _made(certificate, story), _measures(metrics), _use(name),
+        _made(certificate, story), _measures(metrics, story), _use(name),
     )  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -149,7 +149,7 @@ def _made(certificate: Certificate, story: Story) -> str:
     return "\n".join(lines)
 
 
-def _measures(metrics: Mapping[str, Any]) -> str:
+def _measures(metrics: Mapping[str, Any], story: Story) -> str:
     lines = ["## How good it is", ""]
     test = metrics.get("test")
     if test:
@@ -159,7 +159,8 @@ def _measures(metrics: Mapping[str, Any]) -> str:
         lines += ["Not measured on labels: no table with public labels was given (`--test`).", ""]
     for name, value in metrics.get("expected", {}).items():
         lines.append(f"- {measure_words(name)}: {value:.4g}")
-    lines += ["", "There is no accuracy on the training labels here: it would be a look that nobody paid for."]
+    what = "error" if story.classes is None else "accuracy"
+    lines += ["", f"There is no {what} on the training labels here: it would be a look that nobody paid for."]
     return "\n".join(lines).replace("\n\n\n", "\n\n")
 
 

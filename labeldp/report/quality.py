@@ -30,7 +30,8 @@ def quality_section(facts: Facts) -> str:
     parts = [m.side_by_side(f"<div>{_measures(facts.metrics)}</div>", *pictures)]
     if facts.story.method == "one_shot":
         parts.append(m.paragraph("There is no learning curve: the model is solved for after one look.", "soft"))
-    last = "There is no accuracy on the training labels here: it would be a look that nobody paid for."
+    what = "accuracy" if facts.classes else "error"
+    last = f"There is no {what} on the training labels here: it would be a look that nobody paid for."
     return m.section("quality", "How good it is", *parts, m.paragraph(last, "soft"))
 
 

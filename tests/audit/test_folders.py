@@ -109,6 +109,16 @@ def test_numbers_are_audited_at_the_ends_of_their_range(place):
     assert found.attack.startswith("the answers' likelihood")
 
 
+@pytest.mark.parametrize("method", ["one_shot_prior", "lp_mst", "alibi", "cluster_votes", "dp_sgd"])
+def test_every_kind_of_method_can_be_run_again(tmp_path, method):
+    write_csv(tmp_path / "t.csv", rows(300))
+    options = ("--drop", "id", "--quiet")
+    assert train(tmp_path / "t.csv", tmp_path / "model", *options, epsilon="2", method=method) == 0
+    found = audit_folder(tmp_path / "model", seed=0, confidence=SURE)
+    assert not found.result.contradicts
+    assert found.method == method
+
+
 def test_pictures_are_audited_too(tmp_path, monkeypatch):
     own = Source("mnist", "", ("up", "down"), pictures(400, 0), None, None)
     result = result_of(own, trained(own, 2.0, method="rr"), 2.0, None, {"table": "mnist", "seed": 0})
