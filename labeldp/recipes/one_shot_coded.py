@@ -62,10 +62,9 @@ def train(
     tell, noise = _Clock(report), noise_for(epsilon, delta)
     check_count(len(rows), "rows", vault)
     check_affordable(vault, [(event_of(noise), None)])
-    held = _held(rows, most, seed).features()
-    found = _rehearsed(held, vault.num_classes, noise, rehearse, heads, None, tell)
-    basis, some = found.basis, found.basis(held)
-    del held
+    held = _held(rows, most, seed)
+    found = _rehearsed(held.features(), vault.num_classes, noise, rehearse, heads, None, tell)
+    basis, some = found.basis, _all_turned(held, found.basis)
     order = 2 if isinstance(noise, GaussianNoise) else 1
     # Public: the longest of the rows held; what is longer is scaled down to it.
     radius = float(torch.linalg.vector_norm(some, ord=order, dim=1).amax()) * (1 + 1e-6)
@@ -85,6 +84,15 @@ def _held(rows: Coded, most: int | None, seed: int) -> Coded:
 def _turned(rows: Coded, basis: Basis) -> Iterator[Tensor]:
     """φ of all rows, chunk by chunk."""
     return (basis.from_turned(part) for _, part in rows.mapped(basis.matrix))
+
+
+def _all_turned(rows: Coded, basis: Basis) -> Tensor:
+    """φ of all rows, (m, d); not by joining chunks, which would hold them twice."""
+    found, done = torch.empty(len(rows), basis.width, device=rows.device), 0
+    for part in _turned(rows, basis):
+        found[done : done + len(part)] = part
+        done += len(part)
+    return found
 
 
 def _moment_of(some: Tensor, noisy: NoisyMoments) -> NoisyMoments:
