@@ -169,6 +169,34 @@ def test_a_careless_delta_is_noted():
     assert choose(10**4, 2, 1.0, 1e-5, modality="table").notes == ()
 
 
+@pytest.mark.parametrize("rows", [200, 1000, 10_000])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
+def test_small_tables_get_a_head_that_is_there_in_seconds(rows, epsilon):
+    found = choose(rows, 2, epsilon, 1e-6, feature_dim=300, modality="table")
+    assert found.recipe == "one_shot"
+    assert 0 < found.ranking[0].seconds < 20
+    assert "s on one core" in found.reason
+
+
+def test_networks_on_tables_have_to_be_four_times_as_good():
+    """Many features, a large ε and δ = 0: the moment is worth little and answers nearly all."""
+    found = choose(100_000, 2, 4.0, 0.0, feature_dim=5000, modality="table")
+    worth = {one.recipe: one.clean_labels for one in found.ranking}
+    assert worth["forward"] > 4 * worth["one_shot"]
+    assert BY_NAME[found.recipe].learner == "net"
+    nearer = choose(1000, 10, 8.0, 0.0, feature_dim=300, modality="table")
+    worth = {one.recipe: one.clean_labels for one in nearer.ranking}
+    assert worth["one_shot"] < worth["forward"] < 4 * worth["one_shot"]
+    assert nearer.recipe == "one_shot"
+
+
+def test_a_table_that_trains_too_long_is_not_begun():
+    one = choose(10**9, 2, 1.0, 1e-10, feature_dim=50, modality="table", hours=1.0)
+    assert "hours" in {r.recipe: r.obstacle for r in one.ranking}["one_shot"]
+    # A GPU was not timed.
+    assert choose(1000, 2, 1.0, 1e-6, modality="table", device="cuda").ranking[0].seconds is None
+
+
 @pytest.mark.parametrize(
     ("epsilon", "cap", "expected"), [(0.5, 2, "gradients"), (5.0, 2, "answers"), (5.0, 10, "gradients")]
 )
