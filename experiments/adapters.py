@@ -154,6 +154,21 @@ def look_and_student(job: Training) -> nn.Module:
     )  # fmt: skip
 
 
+def look_and_linear_student(job: Training) -> nn.Module:
+    """One look at a graph's features, then a linear layer on the plain ones, taught by the head's surest labels."""
+    public, settings = _public(job), job.settings
+    shot = _shot(job, public, job.epsilon, public.features)
+    plain = public.plain
+    layer = nn.Linear(plain.features.shape[1], job.vault.num_classes).to(plain.features.device)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    student = students.train(
+        layer, plain.features, shot.probabilities(public.features), fit=_fits(job)[0],
+        weigh=students.surest(settings["surest"]),
+    )  # fmt: skip
+    return plain.on_images(student)
+
+
 def several_looks(job: Training) -> nn.Module:
     """As many looks as there are shares, each with a student."""
     public = _public(job)
@@ -253,6 +268,9 @@ FAMILIES: dict[str, Family] = {
     "one_shot": Family(look, _HEAD_NEEDS, frozenset()),
     "one_shot_student": Family(
         look_and_student, _HEAD_NEEDS | _FIT_NEEDS | {"generations"}, _FIT_MAY_HAVE | {"confidence"}
+    ),
+    "one_shot_linear_student": Family(
+        look_and_linear_student, _HEAD_NEEDS | _FIT_NEEDS | {"surest"}, _FIT_MAY_HAVE
     ),
     "one_shot_prior": Family(
         look_and_answers, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}

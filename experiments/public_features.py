@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.data import benchmarks, synthetic
+from labeldp.learning.cache import content_key
 from labeldp.learning.clusters import Clusters, kmeans
-from labeldp.learning.encoders import load_encoder
+from labeldp.learning.encoders import Encoder, load_encoder
 from labeldp.learning.features import Extractor, FeatureMap, Patches, Raw
+from labeldp.learning.neighbours import NeighbourMap, Neighbours
 from labeldp.learning.rehearsal import Stage
 from labeldp.models.zoo import resnet18_v2
 
@@ -33,12 +35,20 @@ class Public:
 
     map: FeatureMap
     pixels: Pixels
+    inputs: Tensor
     features: Tensor
     seed: int
 
     def on_images(self, head: nn.Module) -> nn.Module:
         """A head on features as a model on scaled images."""
-        return _OnImages(self, head)
+        return _OnImages(self.map, self.pixels, head)
+
+    @property
+    def plain(self) -> Public:
+        """The features that the graph was made of, in place of the graph's."""
+        if not isinstance(self.map, NeighbourMap):
+            raise ValueError("features have no graph; a student on plain features would learn what the head knows")
+        return replace(self, map=self.map.base, features=self.map.base.features(self.inputs))
 
     @functools.cached_property
     def _stages(self) -> dict[int, Stage]:
@@ -65,7 +75,7 @@ def public(dataset: str, images: Tensor, settings: Mapping[str, Any], seed: int)
         pixels = Pixels(dataset)
         raw = pixels(images)
         found = extractor(settings, images.shape[1], seed).fit(raw, images.device)
-        _KEPT[known] = Public(found, pixels, found.features(raw), seed)
+        _KEPT[known] = Public(found, pixels, raw, found.features(raw), seed)
     return _KEPT[known]
 
 
@@ -73,19 +83,67 @@ _KEPT: dict[Any, Public] = {}
 
 
 def extractor(settings: Mapping[str, Any], channels: int, seed: int) -> Extractor:
-    """{patches = 800, dims = 2048}, {encoder = "experiments/artifacts/….safetensors"} or {raw = true}."""
+    """{patches = 800, dims = 2048}, {encoder = "experiments/artifacts/….safetensors"} or {raw = true}.
+
+    With `graph = 64` as well: so many eigenvectors of the graph of nearest rows by those features.
+    """
+    if "graph" in settings:
+        plain = {name: value for name, value in settings.items() if name != "graph"}
+        base = _Outputs(plain["encoder"], channels, seed) if set(plain) == {"encoder"} else None
+        return Neighbours(base or extractor(plain, channels, seed), dims=settings["graph"], seed=seed)
     dims = settings.get("dims")
     if set(settings) <= {"patches", "dims", "size", "pool"} and "patches" in settings:
         return Patches(settings["patches"], settings.get("size"), settings.get("pool"), dims=dims, seed=seed)
     if set(settings) <= {"encoder", "dims"} and "encoder" in settings:
-        path = _ROOT / settings["encoder"]
-        if not path.exists():
-            raise ValueError(f"features.encoder={settings['encoder']!r} is not there; make it by experiments.encoder")
-        body = resnet18_v2(10, channels=channels).get_submodule("body")
-        return replace(load_encoder(path, body), dims=dims, seed=seed)
+        return replace(_encoder(settings["encoder"], channels), dims=dims, seed=seed)
     if settings.get("raw") is True and set(settings) <= {"raw", "dims"}:
         return Raw(dims=dims, seed=seed)
     raise ValueError(f"features={dict(settings)} are not known here; give patches, encoder or raw, and dims")
+
+
+def _encoder(name: str, channels: int) -> Encoder:
+    path = _ROOT / name
+    if not path.exists():
+        raise ValueError(f"features.encoder={name!r} is not there; make it by experiments.encoder")
+    return load_encoder(path, resnet18_v2(10, channels=channels).get_submodule("body"))
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """An encoder's outputs, standardised; computed once for all seeds, which take minutes each on a processor."""
+
+    encoder: str
+    channels: int
+    seed: int
+
+    def fit(self, inputs: Any, device: Any = None) -> _OutputsMap:
+        found = replace(_encoder(self.encoder, self.channels), standardise=False).fit(inputs, device)
+        outputs = _once(self.encoder, found, inputs)
+        return _OutputsMap(self.encoder, found, Raw(seed=self.seed).fit(outputs))
+
+
+@dataclass(frozen=True, eq=False)
+class _OutputsMap:
+    encoder: str
+    found: FeatureMap
+    scaled: FeatureMap
+
+    @property
+    def dim(self) -> int:
+        return self.scaled.dim
+
+    def features(self, inputs: Any) -> Tensor:
+        return self.scaled.features(_once(self.encoder, self.found, inputs))
+
+
+def _once(encoder: str, found: FeatureMap, inputs: Any) -> Tensor:
+    key = content_key(encoder, inputs)
+    if key not in _OUTPUTS:
+        _OUTPUTS[key] = found.features(inputs)
+    return _OUTPUTS[key]
+
+
+_OUTPUTS: dict[str, Tensor] = {}
 
 
 class Pixels(nn.Module):
@@ -103,13 +161,13 @@ class Pixels(nn.Module):
 
 
 class _OnImages(nn.Module):
-    def __init__(self, public: Public, head: nn.Module) -> None:
+    def __init__(self, found: FeatureMap, pixels: Pixels, head: nn.Module) -> None:
         super().__init__()
-        self.public, self.head = public, head
+        self.found, self.pixels, self.head = found, pixels, head
 
     def forward(self, images: Tensor) -> Tensor:
         with torch.autocast(images.device.type, enabled=False):
-            return self.head(self.public.map.features(self.public.pixels(images)))
+            return self.head(self.found.features(self.pixels(images)))
 
 
 @functools.cache

@@ -18,6 +18,7 @@ FIT = {
     "augment": [],
 }  # fmt: skip
 HEAD = {"dataset": synthetic.NAME, "model": "head", "epochs": 0, "delta": 1e-5, "features": {"patches": 16, "dims": 20}}
+GRAPH = {"raw": True, "graph": 12}
 NETWORK = {**HEAD, "model": "mnist_cnn", "epochs": 1, **FIT}
 
 
@@ -36,6 +37,8 @@ def _nothing_kept(monkeypatch):
         {**HEAD, "recipe": "one_shot"},
         {**HEAD, "recipe": "one_shot", "features": {"raw": True, "dims": 10}},
         {**NETWORK, "recipe": "one_shot_student", "generations": 2, "confidence": 0.5},
+        {**HEAD, "recipe": "one_shot", "features": {"patches": 16, "dims": 20, "graph": 12}},
+        {**HEAD, **FIT, "epochs": 1, "recipe": "one_shot_linear_student", "surest": 0.8, "features": GRAPH},
         {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [0.6, 0.4]},
         {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [1.0], "learn": "likelihood"},
         {**NETWORK, "recipe": "rounds", "shares": [0.5, 0.5]},
@@ -104,6 +107,6 @@ def test_the_settings_file_can_be_run():
     for one in found:
         adapters.check_settings(one)
         assert one.settings["model"] in adapters.MODELS
-        assert one.settings["features"].keys() <= {"patches", "encoder", "dims"}
+        assert one.settings["features"].keys() <= {"patches", "encoder", "dims", "graph"}
     with pytest.raises(ValueError, match="sharse"):
         adapters.check_settings(replace(found[0], settings={**found[0].settings, "sharse": 1}))

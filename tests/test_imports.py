@@ -23,7 +23,7 @@ ALLOWED = {
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
 WHO_MAY_BE_HEAVY = {"accounting": set(), "releases": set(), "private": set(), "data": {"pyarrow"}}
 # Gradients need torch; every other mechanism works without it.
-HEAVY_FILES = {f"private/{name}.py": {"torch"} for name in ("bounds", "gradients", "user_gradients")}
+HEAVY_FILES = {f"private/{name}.py": {"torch"} for name in ("bounds", "device_noise", "gradients", "user_gradients")}
 
 
 def room(path):

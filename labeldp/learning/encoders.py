@@ -55,9 +55,9 @@ class Encoder:
         rows = checked_rows(inputs)
         place = torch.device(device) if device is not None else rows.device
         plain = EncoderMap(replace(self, model=_evaluating(self.model, place)), place, None, 0)
-        sample = plain.features(rows[sample_rows(len(rows), _SAMPLE, self.seed).to(rows.device)])
         if not self.standardise and self.dims is None:
-            return replace(plain, dim=sample.shape[1])
+            return replace(plain, dim=plain.features(rows[:1]).shape[1])
+        sample = plain.features(rows[sample_rows(len(rows), _SAMPLE, self.seed).to(rows.device)])
         scaling = fit_scaling(sample, dims=self.dims, seed=self.seed)
         return replace(plain, scaling=scaling, dim=scaling.dim)
 
