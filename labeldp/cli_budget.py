@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli_options import declared
+from labeldp.cli_options import OptionError, declared
 
 if TYPE_CHECKING:
     from labeldp.accounting.store import Account, BudgetStore, DataSet, Entry
@@ -42,6 +42,8 @@ def budget() -> None:
 @click.option("--name", required=True, help="What the data set is called from now on.")
 @click.option("--label", required=True, help="The secret column.")
 @click.option("--classes", help="All classes the label can take, comma-separated.")
+@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: between "
+              "which they lie, as labeldp train --task regression has it.")  # fmt: skip
 @click.option("--epsilon", type=float, required=True, help="The most that all looks together may cost one label.")
 @click.option("--delta", type=float, default=0.0, show_default=True, help="Needed for looks with Gaussian noise.")
 @click.option("--users", help="Column that says whose each row is: protect all labels of a user together.")
@@ -52,6 +54,7 @@ def create(
     name: str,
     label: str,
     classes: str | None,
+    bounds: tuple[float, float] | None,
     epsilon: float,
     delta: float,
     users: str | None,
@@ -66,17 +69,37 @@ def create(
         --classes none,mild,severe --epsilon 2
     """
     from labeldp.accounting.ledger import Budget
+
+    store_of = _store_class()
+    allowed, delimiter = Budget(epsilon, delta), "\t" if delimiter == r"\t" else delimiter
+    if bounds is None:
+        codes, count, grouping = _classes(table, label, classes, delimiter, users)
+    else:
+        if classes or users:
+            raise OptionError("--range is for numbers: leave out --classes and --users, or leave out --range")
+        codes, count = _levels(table, label, bounds, delimiter)
+        grouping = None
+    kept = store_of.open(where, key=key).create(name, codes, count, allowed, users=grouping)
+    click.echo(f"{name}: {_described(kept)}. It cannot be changed; keep the store and its key.")
+
+
+def _classes(table: Path, label: str, classes: str | None, delimiter: str | None, users: str | None) -> Any:
+    """The number of every row's class, how many classes there are, and whose rows are whose."""
     from labeldp.audit.labels import read_labels
     from labeldp.private.users import Users
 
-    store_of = _store_class()
-    allowed = Budget(epsilon, delta)
-    own = read_labels(
-        table, label, declared(classes), delimiter="\t" if delimiter == r"\t" else delimiter, public=users
-    )
-    grouping = None if own.public is None else Users(own.public)
-    kept = store_of.open(where, key=key).create(name, own.codes, own.num_classes, allowed, users=grouping)
-    click.echo(f"{name}: {_described(kept)}. It cannot be changed; keep the store and its key.")
+    own = read_labels(table, label, declared(classes), delimiter=delimiter, public=users)
+    return own.codes, own.num_classes, None if own.public is None else Users(own.public)
+
+
+def _levels(table: Path, label: str, bounds: tuple[float, float], delimiter: str | None) -> Any:
+    """The level of every row's number, and how many levels there are."""
+    from labeldp.artifacts.numbers import read_numbers
+    from labeldp.estimators.regressor import LEVELS, levels_of
+
+    if not all(map(math.isfinite, bounds)) or not bounds[0] < bounds[1]:
+        raise OptionError(f"--range {bounds[0]:g} {bounds[1]:g} is no range; give two numbers, the smaller one first")
+    return levels_of(read_numbers(table, label, delimiter=delimiter).values, bounds), LEVELS
 
 
 @budget.command()

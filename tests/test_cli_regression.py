@@ -246,7 +246,7 @@ MISTAKES = {
     "a missing number": ({"value": ""}, "Drop or fill them by a rule fixed in advance"),
     "a misspelt label": ({"more": ("--label", "rents")}, "did you mean 'rent'?"),
     "a data set of classes": ({"table": "adult", "more": ()}, "leave out --task and --range"),
-    "no budget": ({"more": ("--store", "budgets.db")}, "docs/estimators.md shows how"),
+    "no budget": ({"more": ("--store", "budgets.db")}, "labeldp budget create --range"),
 }  # fmt: skip
 
 
@@ -280,3 +280,31 @@ def test_a_class_and_a_number_do_not_stand_beside_each_other(place, tmp_path, ca
     assert labeldp("train", tmp_path / "c.csv", *options, "--method", "one_shot", "--quiet") == 0
     assert labeldp("report", place / "model", "--beside", tmp_path / "classes", "--out", tmp_path / "p.html") == 2
     assert "one predicts a class and one a number" in capsys.readouterr().err
+
+
+def test_numbers_have_a_budget_of_their_own(place, tmp_path, capsys):
+    store = tmp_path / "budgets.db"
+    asked = ("budget", "create", place / "t.csv", "--name", "flats", "--label", "rent", "--store", store)
+    assert labeldp(*asked, "--epsilon", 2, "--delta", 1e-5, "--range", 0, 1200) == 0
+    train = ("train", place / "t.csv", "--label", "rent", "--task", "regression", "--range", 0, 1200, "--quiet")
+    paid = ("--store", store, "--delta", 1e-6, "--method", "one_shot")
+    assert labeldp(*train, *paid, "--epsilon", 1.5, "--out", tmp_path / "first") == 0
+    capsys.readouterr()
+    assert labeldp(*train, *paid, "--epsilon", 1.9, "--out", tmp_path / "second") == 2
+    assert "nothing was charged" in capsys.readouterr().err
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--range", 5, 5), "the smaller one first"),
+        (("--range", 0, 9, "--classes", "a,b"), "--range is for numbers"),
+    ],
+)
+def test_ranges_that_cannot_be_meant(place, tmp_path, capsys, options, said):
+    store = tmp_path / "budgets.db"
+    asked = ("budget", "create", place / "t.csv", "--name", "flats", "--label", "rent", "--store", store)
+    assert labeldp(*asked, "--epsilon", 2, *options) == 2
+    assert said in capsys.readouterr().err
+    assert not store.exists()

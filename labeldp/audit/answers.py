@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.audit.result import AuditResult, Claim, Guesses, judged
+from labeldp.audit.result import AuditResult, Claim, Guesses, coins_of, judged
 from labeldp.audit.seeds import replayed
 from labeldp.private.mechanism import Mechanism
 from labeldp.private.vault import LabelVault
@@ -69,7 +69,7 @@ def audit_answers(
     >>> 0.5 < result.bound < 1.1
     True
     """
-    truth, chance = _checked(private, labels), np.random.default_rng(seed)
+    truth, chance = _checked(private, labels), coins_of(seed)
     if len(truth) > MOST_ROWS:
         kept = np.sort(chance.choice(len(truth), MOST_ROWS, replace=False))
         private, truth = private.take(kept), truth[kept]
@@ -96,7 +96,7 @@ def audit_mechanism(
     >>> audit_mechanism(BitFlip(2.0, 5), num_rows=20_000, num_classes=5).contradicts
     False
     """
-    chance = np.random.default_rng(seed)
+    chance = coins_of(seed)
     labels = chance.integers(num_classes, size=num_rows)
     vault = LabelVault(labels, num_classes)
     private = vault.release(mechanism)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from labeldp.accounting.ledger import Budget, worst_epsilon
 from labeldp.accounting.words import at_most
-from labeldp.audit.result import AuditResult, Claim
+from labeldp.audit.result import AuditResult, Claim, coins_of
 from labeldp.audit.training import audit_training
 from labeldp.audit.witness import WitnessValues, WitnessVault, by_answers, by_moments
 from labeldp.private.randomness import SecureRandom
@@ -115,18 +115,12 @@ def audit_folder(
     features = _features(result, model, table, delimiter)
     certificate, story = result.certificate, result.story
     again = _Again(result, model, features, _claim(certificate), noise)
-    seed = _apart(seed)
-    rows = again.canaries(canaries, np.random.default_rng(seed))
+    rows = again.canaries(canaries, coins_of(seed))
     classes = len(story.classes) if story.classes is not None else 2
     found = audit_training(again, again.usual, classes, canaries=rows, confidence=confidence, seed=seed)
     artifact = certificate.artifact
     assert artifact is not None, MODEL
     return FolderAudit(found, certificate.epsilon, certificate.delta, artifact.sha256, story.method)
-
-
-def _apart(seed: int | None) -> int | None:
-    """A seed that no table was made with: coins that features know beforehand would accuse an honest recipe."""
-    return None if seed is None else int(np.random.SeedSequence([seed, 0xA0D17]).generate_state(1, np.uint64)[0])
 
 
 def keep_audit(found: FolderAudit, folder: Path) -> Path:
@@ -193,7 +187,9 @@ class _Again:
         """What made-up labels add to each class of a moment: one, or for a number its shares of the two ends."""
         if self._numbers is None:
             return np.eye(len(self._model.classes))[labels]
-        place = np.clip(self._model.estimator._scaled(self._numbers), -1, 1)
+        from labeldp.estimators.regressor import scaled
+
+        place = np.clip(scaled(self._numbers, self._model.estimator.bounds), -1, 1)
         return np.stack([np.maximum(-place, 0), np.maximum(place, 0)], axis=1)
 
     def _sealed(self, labels: npt.NDArray[np.int64]) -> WitnessVault | WitnessValues:
@@ -201,10 +197,11 @@ class _Again:
         settings: dict[str, Any] = {"budget": Budget(story.epsilon, story.delta), "rng": self._noise()}
         if self._numbers is None:
             return WitnessVault(labels, len(self._model.classes), **settings)
-        estimator = self._model.estimator
-        low, high = estimator.bounds
+        from labeldp.estimators.regressor import grid_of, scaled
+
+        low, high = bounds = self._model.estimator.bounds
         numbers = np.where(self._canary, np.where(labels == 1, high, low), self._numbers)
-        return WitnessValues(estimator._scaled(numbers), estimator._grid(), **settings)
+        return WitnessValues(scaled(numbers, bounds), grid_of(bounds), **settings)
 
     def _trained(self, vault: Any) -> Any:
         import torch

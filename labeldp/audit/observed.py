@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.audit.result import AuditResult, Claim, judged
+from labeldp.audit.result import AuditResult, Claim, coins_of, judged
 from labeldp.audit.training import guesses_of, preference
 from labeldp.releases import FloatArray
 
@@ -50,7 +50,7 @@ def audit_observed(
     >>> audit_observed(rng.normal(size=(4000, 2)), labels, [0.5, 0.5], Claim(1.0), seed=0).contradicts
     False
     """
-    table, rng = np.asarray(scores, dtype=np.float64), np.random.default_rng(seed)
+    table, rng = np.asarray(scores, dtype=np.float64), coins_of(seed)
     truth, chances = _checked(table, labels, proxy)
     if proxy_error < 0 or (proxy_error > 0 and claim.delta > 0):
         raise ValueError(f"proxy_error={proxy_error}: give a number ≥ 0, and 0 where the claim has a delta")

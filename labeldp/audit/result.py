@@ -7,10 +7,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from labeldp.accounting.certificate import Certificate
 from labeldp.accounting.events import Looks
 from labeldp.accounting.ledger import worst_epsilon
 from labeldp.audit.bounds import checked_confidence, lower_bound, p_value
+
+# Of audits alone: see `coins_of`.
+_APART = 0xA0D17
+
+
+def coins_of(seed: int | None) -> np.random.Generator:
+    """The coins of an audit. With a seed they are apart from those of anybody who used the same number.
+
+    Features drawn from `default_rng(0)` would know the coins of `default_rng(0)` beforehand, and an honest recipe would
+    be accused of telling them.
+    """
+    return np.random.default_rng(None if seed is None else [seed, _APART])
 
 
 @dataclass(frozen=True)

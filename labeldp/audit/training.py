@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.audit.result import Attack, AuditResult, Claim, Guesses, judged
+from labeldp.audit.result import Attack, AuditResult, Claim, Guesses, coins_of, judged
 from labeldp.audit.separate import separate as separated
 from labeldp.releases import FloatArray
 
@@ -67,7 +67,7 @@ def audit_training(
     >>> 0.5 < result.bound < 1.2
     True
     """
-    given, chance = np.array(labels, dtype=np.int64), np.random.default_rng(seed)
+    given, chance = np.array(labels, dtype=np.int64), coins_of(seed)
     rows = _canaries(canaries, len(given), chance)
     options = _pairs(len(rows), num_classes, chance)
     coins = chance.integers(2, size=len(rows))
@@ -106,7 +106,7 @@ def audit_runs(
 
     An early stop that looks at one label, for example, shows here and hardly in one run with many canaries.
     """
-    given, chance = np.array(labels, dtype=np.int64), np.random.default_rng(seed)
+    given, chance = np.array(labels, dtype=np.int64), coins_of(seed)
     coins, found = chance.integers(2, size=runs), np.empty(runs)
     options, claim = np.array([candidates]), Claim(math.inf)
     for number, coin in enumerate(coins):

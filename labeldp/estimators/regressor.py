@@ -124,11 +124,11 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         """R² against these numbers. Not private: for labels that are open."""
         self._check_fitted()
         known = lab.as_array(y, type(self).__name__).astype(np.float64)
-        spending.note_score(self._grid().nearest(self._scaled(known)))
+        spending.note_score(self._grid().nearest(scaled(known, self.bounds)))
         return float(super().score(X, known, sample_weight))
 
     def _account(self, codes: npt.NDArray[np.int64]) -> Any:
-        """Who pays. Numbers get their budget in Python: a table of the command line has classes."""
+        """Who pays."""
         if self.store is None:
             return None
         from labeldp.accounting.store import UnknownDataSetError
@@ -139,25 +139,15 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
             if self.dataset is not None:
                 raise
         raise UnknownDataSetError(
-            f"these numbers have no budget in {self.store!r}; give them one with BudgetStore.create, for their levels "
-            f"on Grid(-1, 1, {LEVELS}): docs/estimators.md shows how. Where they are a part of a data set, name it: "
+            f"these numbers have no budget in {self.store!r}; give them one with: labeldp budget create --range (or "
+            "BudgetStore.create, for their levels_of these bounds). Where they are a part of a data set, name it: "
             "dataset="
         )
 
     # -- labels -----------------------------------------------------------------------------------------------------
 
     def _grid(self) -> Grid:
-        try:
-            low, high = self.bounds
-            Grid(low, high, LEVELS)
-        except TypeError:
-            raise ValueError(f"bounds={self.bounds!r} is not a range; give (low, high), two numbers") from None
-        return Grid(-1.0, 1.0, LEVELS)
-
-    def _scaled(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The range as −1 to 1."""
-        low, high = map(float, self.bounds)
-        return 2 * (numbers - low) / (high - low) - 1
+        return grid_of(self.bounds)
 
     def _places(self, y: Any, rows: int) -> npt.NDArray[np.float64]:
         given = lab.as_array(y, type(self).__name__)
@@ -165,7 +155,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
             raise ValueError(f"X has {rows} rows and y {len(given)}; give one label per row")
         if rows < 3:
             raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
-        return self._scaled(lab.as_numbers(given))
+        return scaled(lab.as_numbers(given), self.bounds)
 
     def _checked_method(self) -> str:
         if self.method not in _NAMES:
@@ -211,6 +201,31 @@ def _on_bins(job: Job) -> Predictor:
 
 
 _METHODS = {"one_shot": _one_look, "binned_regression": _on_bins}
+
+
+def grid_of(bounds: Any) -> Grid:
+    """The levels that numbers between these bounds are told apart by, when the bounds lie at −1 and 1."""
+    try:
+        low, high = bounds
+        Grid(low, high, LEVELS)
+    except TypeError:
+        raise ValueError(f"bounds={bounds!r} is not a range; give (low, high), two numbers") from None
+    return Grid(-1.0, 1.0, LEVELS)
+
+
+def scaled(numbers: npt.NDArray[np.float64], bounds: tuple[float, float]) -> npt.NDArray[np.float64]:
+    """The range as −1 to 1."""
+    low, high = map(float, bounds)
+    return 2 * (numbers - low) / (high - low) - 1
+
+
+def levels_of(numbers: npt.NDArray[np.float64], bounds: tuple[float, float]) -> npt.NDArray[np.int64]:
+    """The level of each number, as budget stores know them: what `BudgetStore.create` takes, with LEVELS classes.
+
+    >>> levels_of(np.array([0.0, 50.0, 100.0, 1e9]), (0, 100)).tolist()
+    [0, 128, 255, 255]
+    """
+    return np.asarray(grid_of(bounds).nearest(scaled(numbers, bounds)), dtype=np.int64)
 
 
 def _choice(rows: int, width: int, epsilon: float, delta: float) -> Choice:
