@@ -157,15 +157,15 @@ def look_and_student(job: Training) -> nn.Module:
 def look_and_linear_student(job: Training) -> nn.Module:
     """One look at a graph's features, then a linear layer on the plain ones, taught by the head's surest labels."""
     public, settings = _public(job), job.settings
-    shot = _shot(job, public, job.epsilon, public.features)
-    plain = public.plain
-    layer = nn.Linear(plain.features.shape[1], job.vault.num_classes).to(plain.features.device)
+    plain, classes = public.plain, job.vault.num_classes
+    taught = _shot(job, public, job.epsilon, public.features).probabilities(public.features)
+    weights = students.surest(settings["surest"])(taught)
+    layer = nn.Linear(plain.features.shape[1], classes).to(plain.features.device)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
-    student = students.train(
-        layer, plain.features, shot.probabilities(public.features), fit=_fits(job)[0],
-        weigh=students.surest(settings["surest"]),
-    )  # fmt: skip
+    # First choices, not probabilities: a layer of the same kind would only learn the head's doubts.
+    labels = nn.functional.one_hot(taught.argmax(dim=1), classes).float()
+    student = students.train(layer, plain.features, labels, fit=_fits(job)[0], weigh=lambda _: weights)
     return plain.on_images(student)
 
 

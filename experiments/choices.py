@@ -45,6 +45,8 @@ _LEARNT = re.compile(r"simclr|byol|dino|encoder")
 # What a method's name (else its recipe in the settings) says it is; the first that matches.
 METHODS = (
     (r"pretrain|pate", None),
+    # A linear student of a graph is a way to make the head.
+    (r"graph", "one_shot"),
     (r"one[ _-]?(shot|look).*prior", "one_shot_prior"),
     (r"rounds|looks\b", "rounds"),
     (r"student", "one_shot+student"),
