@@ -180,6 +180,7 @@ def train(
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> teacher = torch.cat((torch.sigmoid(4 * x), torch.sigmoid(-4 * x)), dim=1)
+    >>> _ = torch.manual_seed(0)
     >>> student = train(nn.Linear(1, 2), x, teacher)
     >>> predict(student, torch.tensor([[-1.0], [1.0]])).argmax(dim=1)
     tensor([1, 0])
