@@ -189,7 +189,8 @@ def _ranking(facts: Facts, ranking: Sequence[Ranked], alike: Sequence[str]) -> l
     )
     said = [m.paragraph("Compared from public numbers alone, for a machine with a GPU.", "soft")]
     if not alike:
-        said.insert(0, m.paragraph("Nothing like these data was measured yet, so no accuracy is foretold."))
+        unknown = "Nothing like these data was measured yet, so no accuracy is told; a network's bar counts a quarter."
+        said.insert(0, m.paragraph(unknown))
         return [m.side_by_side(picture, f"<div>{''.join(said)}</div>")]
     caption = f"Expected, with caution, on data like {' and '.join(alike)}; yours may be easier or harder"
     cells = [_cells(one) for one in ranking]
