@@ -22,7 +22,7 @@ import click
 from labeldp.cli_accounting import calibrate, epsilon
 from labeldp.cli_audit import audit
 from labeldp.cli_budget import account_of, budget
-from labeldp.cli_options import EPSILON, Refusal, declared, names_in, refuse_idle, takes_config
+from labeldp.cli_options import EPSILON, Refusal, declared, delimiter_of, names_in, refuse_idle, takes_config
 from labeldp.cli_plan import plan
 from labeldp.cli_predict import completion, predict
 from labeldp.cli_report import report
@@ -141,7 +141,7 @@ def privatize(
     """
     from labeldp.data import tables
 
-    delimiter = "\t" if delimiter == r"\t" else delimiter
+    delimiter = delimiter_of(delimiter)
     names = declared(classes)
     if store is None:
         refuse_idle("a run without --store", key=key)
@@ -250,11 +250,11 @@ def verify(file: Path, as_json: bool) -> None:
 @click.option("--epsilon", type=EPSILON, default=1.0, show_default=True)
 def demo(folder: Path, epsilon: float) -> None:
     """Train on a bundled real table (Adult census income), beside models without privacy; verify the result."""
-    from labeldp.cli_train import _check_device, _training
+    from labeldp.cli_train import check_device, needed_training
     from labeldp.demo import run_demo
 
-    _check_device("cpu")
-    _training()
+    check_device("cpu")
+    needed_training()
     run_demo(folder, epsilon, click.echo)
 
 

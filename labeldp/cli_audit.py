@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labeldp.cli_options import Refusal, refuse_idle
+from labeldp.cli_options import Refusal, delimiter_of, refuse_idle
 
 if TYPE_CHECKING:
     from labeldp.audit.result import AuditResult
@@ -104,9 +104,9 @@ def _of_folder(
 ) -> AuditResult:
     """Audit, keep the result beside the model, and say it."""
     from labeldp.audit.folders import audit_folder, keep_audit
-    from labeldp.cli_train import _check_device
+    from labeldp.cli_train import check_device
 
-    _check_device(device)
+    check_device(device)
     found = audit_folder(folder, table, canaries=rows, delimiter=delimiter, device=device, confidence=confidence)
     kept = keep_audit(found, folder)
     said = f"{found.verdict}\nKept in {kept}; see it with: labeldp report {folder}"
@@ -121,7 +121,7 @@ def _of_file(
 
     if original is None:
         raise Refusal("--labels is missing: give the file with the true labels that the private one was made of")
-    delimiter = "\t" if delimiter == r"\t" else delimiter
+    delimiter = delimiter_of(delimiter)
     return audit_table(private, original, candidates=candidates or 2, confidence=confidence, delimiter=delimiter)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli_options import OptionError, declared
+from labeldp.cli_options import OptionError, check_range, declared, delimiter_of
 
 if TYPE_CHECKING:
     from labeldp.accounting.store import Account, BudgetStore, DataSet, Entry
@@ -70,8 +70,8 @@ def create(
     """
     from labeldp.accounting.ledger import Budget
 
-    store_of = _store_class()
-    allowed, delimiter = Budget(epsilon, delta), "\t" if delimiter == r"\t" else delimiter
+    store_of = store_class()
+    allowed, delimiter = Budget(epsilon, delta), delimiter_of(delimiter)
     if bounds is None:
         codes, count, grouping = _classes(table, label, classes, delimiter, users)
     else:
@@ -97,8 +97,7 @@ def _levels(table: Path, label: str, bounds: tuple[float, float], delimiter: str
     from labeldp.artifacts.numbers import read_numbers
     from labeldp.estimators.regressor import LEVELS, levels_of
 
-    if not all(map(math.isfinite, bounds)) or not bounds[0] < bounds[1]:
-        raise OptionError(f"--range {bounds[0]:g} {bounds[1]:g} is no range; give two numbers, the smaller one first")
+    check_range(bounds)
     return levels_of(read_numbers(table, label, delimiter=delimiter).values, bounds), LEVELS
 
 
@@ -108,7 +107,7 @@ def _levels(table: Path, label: str, bounds: tuple[float, float], delimiter: str
 @with_store
 def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
     """What may be spent on each data set, and what was (on NAME alone, if given)."""
-    store = _store_class().open(where, key=key, create=False)
+    store = store_class().open(where, key=key, create=False)
     kept = store.datasets() if name is None else (store.dataset(name),)
     if as_json:
         click.echo(json.dumps([_dataset_values(store, dataset) for dataset in kept]))
@@ -122,7 +121,7 @@ def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
 @with_store
 def history(name: str, as_json: bool, where: str, key: Path | None) -> None:
     """Who asked what of a data set, when, and what it came to."""
-    entries = _store_class().open(where, key=key, create=False).history(name)
+    entries = store_class().open(where, key=key, create=False).history(name)
     if as_json:
         click.echo(json.dumps([_entry_values(entry) for entry in entries]))
         return
@@ -148,12 +147,13 @@ def account_of(
     """The account of a table's labels in a store, in which they must have a budget."""
     from labeldp.audit.labels import read_labels
 
-    store = _store_class().open(where, key=key, create=False)
+    store = store_class().open(where, key=key, create=False)
     own = read_labels(source, label, classes, delimiter=delimiter)
     return store.account(own.codes, own.num_classes, note=note)
 
 
-def _store_class() -> type[BudgetStore]:
+def store_class() -> type[BudgetStore]:
+    """`BudgetStore`, or what to install for it."""
     try:
         from labeldp.accounting.store import BudgetStore
     except ImportError as error:

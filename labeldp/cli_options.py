@@ -57,6 +57,17 @@ class Amount(click.ParamType):
         return number
 
 
+def delimiter_of(given: str | None) -> str | None:
+    """A tab may be typed as \\t."""
+    return "\t" if given == r"\t" else given
+
+
+def check_range(bounds: tuple[float, float]) -> None:
+    """OptionError unless it is one."""
+    if not all(map(math.isfinite, bounds)) or not bounds[0] < bounds[1]:
+        raise OptionError(f"--range {bounds[0]:g} {bounds[1]:g} is no range; give two numbers, the smaller one first")
+
+
 EPSILON = Amount("epsilon", "give one above 0, say 1: the smaller, the more private")
 DELTA = Amount("delta", "give one from 0 to below 1, say 1e-5 (less than one over the number of rows)", 1.0, zero=True)
 

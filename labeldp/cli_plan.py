@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from labeldp.cli_options import Refusal, names_in
+from labeldp.cli_options import Refusal, delimiter_of, names_in
 
 
 @click.command()
@@ -97,5 +97,5 @@ def _table_size(
         raise Refusal("--label is missing: name the secret column, so that it is left out of what is looked at")
     if rows is not None:
         raise Refusal(f"--rows means nothing with a table: its rows are counted in {table.name}; leave it out")
-    shape = public_shape(table, label, "\t" if delimiter == r"\t" else delimiter)
+    shape = public_shape(table, label, delimiter_of(delimiter))
     return shape.num_rows, features or shape.feature_dim

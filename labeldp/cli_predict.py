@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli_options import Names, OptionError, option_values
+from labeldp.cli_options import Names, OptionError, delimiter_of, option_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,15 +55,15 @@ def predict(
     labeldp predict model new.csv --out predictions.csv --keep id --probabilities
     """
     from labeldp.artifacts.models import load
-    from labeldp.cli_train import _check_device, _tab
+    from labeldp.cli_train import check_device
 
     if folder is None or table is None:
         raise OptionError("give a folder that labeldp train wrote and a table, as in: labeldp predict model new.csv")
     if out is not None:
         _check_target(out)
-    _check_device(device)
+    check_device(device)
     model = load(folder, device)
-    found = _predicted(model, table, tuple(keep or ()), _tab(delimiter), probabilities)
+    found = _predicted(model, table, tuple(keep or ()), delimiter_of(delimiter), probabilities)
     if out is None:
         _print_csv(found)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli_options import DELTA, EPSILON, Names, OptionError, option_values
+from labeldp.cli_options import DELTA, EPSILON, Names, OptionError, check_range, delimiter_of, option_values
 
 if TYPE_CHECKING:
     from labeldp.artifacts.sources import Source
@@ -93,10 +92,10 @@ def train(
     begun, silent = time.perf_counter(), quiet or as_json
     _check_task(task, method, classes, bounds)
     with drafting(out) as draft, _progress(table, epsilon, silent) as report:
-        _check_device(device)
+        check_device(device)
         _check_delta(method, delta)
-        source = _source(table, label, classes, bounds, tuple(drop or ()), _tab(delimiter), test)
-        training = _training()
+        source = _source(table, label, classes, bounds, tuple(drop or ()), delimiter_of(delimiter), test)
+        training = needed_training()
         model = training.trained(
             source, epsilon, delta=delta, method=method, device=device, seed=seed, store=_store(store, key),
             note=f"train {out.name}", report=report,
@@ -137,15 +136,10 @@ def _check_task(task: str, method: str, classes: tuple[str, ...] | None, bounds:
             "--range is missing: say between which numbers the label lies, for example --range 0 100. It is not read "
             "off the data because smallest and largest label are the labels of two rows"
         )
-    if not all(map(math.isfinite, bounds)) or not bounds[0] < bounds[1]:
-        raise OptionError(f"--range {bounds[0]:g} {bounds[1]:g} is no range; give two numbers, the smaller one first")
+    check_range(bounds)
 
 
-def _tab(delimiter: str | None) -> str | None:
-    return "\t" if delimiter == r"\t" else delimiter
-
-
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
     """Refuse a device that is not there, before anything is read."""
     try:
         import torch
@@ -212,12 +206,13 @@ def _store(where: str | None, key: Path | None) -> Any:
         if key is not None:
             raise OptionError("--key means nothing without --store; leave it out")
         return None
-    from labeldp.cli_budget import _store_class
+    from labeldp.cli_budget import store_class
 
-    return _store_class().open(where, key=key, create=False)
+    return store_class().open(where, key=key, create=False)
 
 
-def _training() -> Any:
+def needed_training() -> Any:
+    """`labeldp.artifacts.training`, or what to install for it."""
     try:
         from labeldp.artifacts import training
     except ImportError as error:

@@ -3,12 +3,21 @@
 import csv
 
 import numpy as np
+import pytest
 
 from labeldp.cli import _run
 
 SECRET = "very-secret-class"
 CLASSES = f"no,{SECRET}"
 HEADER = ("id", "age", "town", "smokes", "y")
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory():
+    """Every test of a module that imports this stands for a process of its own, which fits once."""
+    from labeldp.estimators import spending
+
+    spending.MEMORY.forget()
 
 
 def rows(count=300, seed=0):

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from labeldp.accounting.certificate import read as read_certificate
-from tests.clihelp import labeldp, write_csv
+from tests.clihelp import fresh_memory, labeldp, write_csv  # noqa: F401
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -41,12 +41,6 @@ def flats(count=400, seed=0):
 def train(table, out, *more, bounds=("0", "1200"), task="regression", method="one_shot", epsilon="4"):
     given = ["--label", "rent", "--epsilon", epsilon, "--out", out, "--method", method, "--task", task]
     return labeldp("train", table, *given, *(() if bounds is None else ("--range", *bounds)), *more)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_memory():
-    """Every test stands for a process of its own, which fits once."""
-    spending.MEMORY.forget()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 from rich import progress as rich_progress
 
 from labeldp.accounting.certificate import read as read_certificate
-from tests.clihelp import SECRET, labeldp, rows, train, write_csv
+from tests.clihelp import SECRET, fresh_memory, labeldp, rows, train, write_csv  # noqa: F401
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -27,12 +27,6 @@ from labeldp.artifacts.card import promise
 from labeldp.artifacts.models import load
 from labeldp.cli_train import METHODS, _spent
 from labeldp.estimators import Progress, methods, spending
-
-
-@pytest.fixture(autouse=True)
-def _fresh_memory():
-    """Every test stands for a process of its own, which fits once."""
-    spending.MEMORY.forget()
 
 
 @pytest.fixture(scope="module")

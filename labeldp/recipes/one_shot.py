@@ -139,15 +139,15 @@ def train(
     >>> bool((shot.predict(x) == (x[:, 0] > 0)).float().mean() > 0.8), vault.certificate(1e-6).epsilon <= 0.5
     (True, True)
     """
-    tell = _Clock(report)
+    tell = Clock(report)
     noise = noise_for(epsilon, delta)
     check_features(features, vault)
     check_affordable(vault, [(event_of(noise), in_folder(folder, "moment.npz"))])
-    found = _rehearsed(features, vault.num_classes, noise, rehearse, heads, folder, tell)
+    found = rehearsed(features, vault.num_classes, noise, rehearse, heads, folder, tell)
     rows = found.basis(features)
     noisy = _look(rows, vault, noise, folder)
     tell("look", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
-    return _fitted(found, heads, noisy, rows, tell)
+    return fitted(found, heads, noisy, rows, tell)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ def train_on_inputs(
 
     The other arguments are those of `train`.
     """
-    tell = _Clock(report)
+    tell = Clock(report)
     check_affordable(vault, [(event_of(noise_for(epsilon, delta)), in_folder(folder, "moment.npz"))])
     check_count(len(inputs[0] if isinstance(inputs, tuple) else inputs), "inputs", vault)
     found = extractor.fit(inputs, device)
@@ -201,15 +201,16 @@ def train_on_inputs(
 # -- the steps ----------------------------------------------------------------------------------------------------
 
 
-def _rehearsed(
+def rehearsed(
     features: Tensor,
     num_classes: int,
     noise: Noise,
     rehearse: Rehearse,
     heads: Sequence[Head],
     folder: Path | None,
-    tell: _Clock,
+    tell: Clock,
 ) -> Rehearsal:
+    """The rehearsal at this noise, or its winner as the folder has it from a run that was killed."""
     kept = in_folder(folder, "plan.npz")
     # The plan follows from these and from settings of the rehearsal, none of which can hold a label.
     names = [_name(head) for head in heads]
@@ -242,7 +243,8 @@ def _look(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) ->
     return noisy
 
 
-def _fitted(found: Rehearsal, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, tell: _Clock) -> OneShot:
+def fitted(found: Rehearsal, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, tell: Clock) -> OneShot:
+    """The head that does better on labels drawn from the first one, with honest probabilities."""
     axes, constant = eigenbasis(gram_of(rows)), found.basis.constant_column
     settled = _head(heads[0], found.scales[0], noisy, rows, axes, constant)
     if len(heads) > 1:
@@ -270,12 +272,13 @@ def _name(head: Head) -> str:
     return getattr(head, "__name__", "head")
 
 
-class _Clock:
+class Clock:
     """Reports with the seconds since it was made."""
 
     def __init__(self, report: Report | None) -> None:
         self._report, self._begun = report, time.perf_counter()
 
     def __call__(self, phase: str, detail: str) -> None:
+        """Report a step."""
         if self._report is not None:
             self._report(Progress(phase, detail, time.perf_counter() - self._begun))

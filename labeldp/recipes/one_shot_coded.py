@@ -30,7 +30,7 @@ from labeldp.private.moments import Moments, RowChunks
 from labeldp.private.vault import LabelVault
 from labeldp.recipes.groups import check_affordable
 from labeldp.recipes.look_noise import check_count, event_of, noise_for
-from labeldp.recipes.one_shot import HEADS, OneShot, Rehearse, Report, _Clock, _fitted, _rehearsed
+from labeldp.recipes.one_shot import HEADS, Clock, OneShot, Rehearse, Report, fitted, rehearsed
 from labeldp.releases import NoisyMoments
 
 # Features held at once: 1 GiB of them.
@@ -59,11 +59,11 @@ def train(
 
     The other arguments are those of `one_shot.train`. With m = n it gives what `one_shot.train` gives.
     """
-    tell, noise = _Clock(report), noise_for(epsilon, delta)
+    tell, noise = Clock(report), noise_for(epsilon, delta)
     check_count(len(rows), "rows", vault)
     check_affordable(vault, [(event_of(noise), None)])
     held = _held(rows, most, seed)
-    found = _rehearsed(held.features(), vault.num_classes, noise, rehearse, heads, None, tell)
+    found = rehearsed(held.features(), vault.num_classes, noise, rehearse, heads, None, tell)
     basis, some = found.basis, _all_turned(held, found.basis)
     order = 2 if isinstance(noise, GaussianNoise) else 1
     # Public: the longest of the rows held; what is longer is scaled down to it.
@@ -71,7 +71,7 @@ def train(
     chunks = RowChunks(len(rows), basis.width, lambda: (part.cpu().numpy() for part in _turned(rows, basis)))
     noisy = vault.release(Moments(chunks, vault.num_classes, noise, radius))
     tell("look", f"{noisy.num_classes} × {basis.width} numbers, noise {noisy.noise_std:.3g}")
-    return replace(_fitted(found, heads, _moment_of(some, noisy), some, tell), noisy=noisy)
+    return replace(fitted(found, heads, _moment_of(some, noisy), some, tell), noisy=noisy)
 
 
 def _held(rows: Coded, most: int | None, seed: int) -> Coded:

@@ -23,16 +23,11 @@ from labeldp.private.moments import Moments
 from labeldp.private.responses import SetResponse
 from labeldp.releases import NoisyLabels
 from tests.artifacts.test_pictures import pictures
-from tests.clihelp import HEADER, labeldp, rows, train, write_csv
+from tests.clihelp import HEADER, fresh_memory, labeldp, rows, train, write_csv  # noqa: F401
 
 COUNT = 1000
 # An honest recipe is accused by these tests once in 10⁹ runs at most.
 SURE = 1 - 1e-9
-
-
-@pytest.fixture(autouse=True)
-def _fresh_memory():
-    spending.MEMORY.forget()
 
 
 @pytest.fixture(scope="module")

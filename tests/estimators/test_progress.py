@@ -16,15 +16,11 @@ from labeldp.audit.labels import OwnLabels
 from labeldp.estimators import LabelDPClassifier, LabelDPRegressor, spending
 from labeldp.estimators.methods import METHODS
 from labeldp.estimators.progress import Progress, Recorder, Teller
+from tests.clihelp import fresh_memory  # noqa: F401
 
 ROWS = 300
 X = np.random.default_rng(0).normal(size=(ROWS, 3))
 Y = (X[:, 0] > 0).astype(int)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_memory():
-    spending.MEMORY.forget()
 
 
 def fitted(method, labels=Y):

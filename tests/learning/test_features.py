@@ -13,6 +13,7 @@ from labeldp.learning import cache, features
 from labeldp.learning.cache import content_key, load_array, save_array
 from labeldp.learning.encoders import Encoder
 from labeldp.learning.features import Patches, Raw, extract, fingerprint
+from labeldp.learning.neighbours import Neighbours
 from labeldp.learning.tabular import Table
 
 
@@ -55,7 +56,11 @@ def test_embeddings_as_given_to_unit_length():
     assert not torch.allclose(map_.features(embeddings), map_.features(5 * embeddings + 1), atol=1e-2)
 
 
-@pytest.mark.parametrize("extractor", [Raw(dims=5), Patches(filters=4, size=3, dims=7)], ids=["raw", "patches"])
+@pytest.mark.parametrize(
+    "extractor",
+    [Raw(dims=5), Patches(filters=4, size=3, dims=7), Neighbours(Raw(), dims=6, near=5)],
+    ids=["raw", "patches", "neighbours"],
+)
 def test_maps_agree_with_extract_and_know_their_dimension(extractor):
     map_ = extractor.fit(images())
     (train,) = extract(extractor, images())

@@ -337,7 +337,7 @@ def test_few_rows_and_any_number_of_classes(rows, classes):
 
 
 def test_no_argument_could_hold_a_label():
-    for function in (one_shot._rehearsed, one_shot._fitted, one_shot._head):
+    for function in (one_shot.rehearsed, one_shot.fitted, one_shot._head):
         assert not {"vault", "labels", "y"} & set(inspect.signature(function).parameters)
 
 
