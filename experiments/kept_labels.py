@@ -103,7 +103,7 @@ def main() -> None:
     groups = kmeans(rows, given.clusters).members.cpu().numpy()
     for number, epsilon in enumerate(given.epsilon):
         settings = (truth, groups, num_classes, epsilon, not given.own)
-        show([measured(*settings) for _ in range(given.repeats)], names=number == 0)
+        show([measured(*settings) for _ in range(given.repeats)], names=number == 0, spread="kept right")
 
 
 if __name__ == "__main__":
