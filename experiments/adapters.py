@@ -21,6 +21,8 @@ from labeldp.learning import augment, schedules
 from labeldp.learning.descent import rmsprop
 from labeldp.learning.fit import Progress, Report, accuracy, adam, fit, sgd
 from labeldp.learning.rehearsal import rehearse
+from labeldp.learning.strong_views import learned_view
+from labeldp.learning.warm_start import begin_as
 from labeldp.models import zoo
 from labeldp.private.vault import LabelVault
 from labeldp.recipes import (
@@ -43,6 +45,7 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "cifar_cnn": lambda num_classes, _channels: zoo.cifar_cnn(num_classes),
     "resnet18_v2": zoo.resnet18_v2,
     "wide_resnet": lambda num_classes, channels: zoo.wide_resnet(num_classes, channels=channels),
+    "wide_resnet_10_2": lambda num_classes, channels: zoo.wide_resnet(num_classes, 10, 2, channels),
     "vgg16": zoo.vgg16,
     # A linear head on features; the recipe makes it.
     "head": lambda _num_classes, _channels: nn.Identity(),
@@ -52,11 +55,6 @@ AUGMENTS = {
     "small crop": augment.random_crop(2),
     "flip": augment.random_flip(),
     "cutout": augment.cutout(8),
-}
-LEARNS = {
-    "hard_answers": lp_mst.hard_answers,
-    "likelihood": lp_mst.likelihood,
-    "posterior_of_model": lp_mst.posterior_of_model,
 }
 OPTIMIZERS = {"sgd": sgd, "adam": adam}
 SCHEDULES = {
@@ -119,7 +117,7 @@ def stages(job: Training) -> nn.Module:
         job.model, job.inputs, job.vault,
         epsilon=job.epsilon, fit=fits if len(fits) > 1 else fits[0], seed=job.seed,
         shares=settings["shares"], temperature=settings["temperature"],
-        learn=_named("learn", settings.get("learn", "hard_answers"), LEARNS),
+        learn=semi.named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
         keep_plausible=settings.get("keep_plausible", True),
     )  # fmt: skip
 
@@ -128,12 +126,12 @@ def gradients(job: Training) -> nn.Module:
     """DP-SGD and LabelDP-Pro: noise for the run's epsilon, or a paper's noise at whatever epsilon that really is."""
     settings = job.settings
     given = {"noise_multiplier": settings["noise_multiplier"]} if "noise_multiplier" in settings else {}
-    denoiser = _named("denoiser", settings["denoiser"], DENOISERS)
+    denoiser = semi.named("denoiser", settings["denoiser"], DENOISERS)
     return labeldp_pro.train(
         job.model, job.inputs.float(), job.vault,
         delta=settings["delta"], **(given or {"epsilon": job.epsilon}), epochs=settings["epochs"],
         batch_size=settings["batch_size"], bound=_bound(settings), denoiser=denoiser(**settings.get("projection", {})),
-        optimizer=_descent(settings), schedule=_named("schedule", settings["schedule"], SCHEDULES)(),
+        optimizer=_descent(settings), schedule=semi.named("schedule", settings["schedule"], SCHEDULES)(),
         average=settings.get("average", 0.0), seed=job.seed, report=_epochs(job),
     )  # fmt: skip
 
@@ -148,6 +146,8 @@ def look_and_student(job: Training) -> nn.Module:
     """One look, then a network on the head's probabilities, in generations matched to the moment."""
     public, settings = _public(job), job.settings
     shot = _shot(job, public, job.epsilon, public.features)
+    if "start" in settings:
+        begin_as(job.model, job.inputs, shot.logits(public.features))
     return students.train_after(
         shot, public.features, job.model, job.inputs, generations=settings["generations"], fit=_fits(job)[0],
         weigh=students.by_confidence(settings.get("confidence", 1.0)),
@@ -193,7 +193,7 @@ def look_and_answers(job: Training) -> nn.Module:
         first, second = one_shot_prior.split_budget(job.epsilon, delta, settings["share"])
         split = one_shot_prior.Split(first, second, math.nan)
     names = settings.get("learn", ["posterior_of_model", "likelihood"])
-    learns = [_named("learn", name, LEARNS) for name in ([names] if isinstance(names, str) else names)]
+    learns = [semi.named("learn", name, semi.LEARNS) for name in ([names] if isinstance(names, str) else names)]
     stage = public.stage(job.vault.num_classes)
     return one_shot_prior.train(
         job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=delta, fit=_fits(job)[0],
@@ -210,7 +210,8 @@ def cluster_prior(job: Training) -> nn.Module:
         part = ssl_prior.fitted_part(job.epsilon, len(job.vault), many, job.vault.num_classes)
     return ssl_prior.train(
         job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0], prior_epsilon=part,
-        clusters=_public(job).clusters(many), learn=_named("learn", settings.get("learn", "hard_answers"), LEARNS),
+        clusters=_public(job).clusters(many),
+        learn=semi.named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
     )  # fmt: skip
 
 
@@ -237,7 +238,7 @@ def _descent(settings: Mapping[str, Any]) -> Any:
         "adam": lambda: adam(rate),
         "rmsprop": lambda: rmsprop(rate, momentum=momentum),
     }
-    return _named("optimizer", settings["optimizer"], made)()
+    return semi.named("optimizer", settings["optimizer"], made)()
 
 
 def _epochs(job: Training) -> Callable[[labeldp_pro.Progress], None] | None:
@@ -249,7 +250,7 @@ def _epochs(job: Training) -> Callable[[labeldp_pro.Progress], None] | None:
 
 
 _EVERY_NEEDS = frozenset({"dataset", "model", "recipe", "epochs"})
-_EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick"})
+_EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick", "start"})
 _FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "augment"})
 _FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled"})
 _LOOKS_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
@@ -292,6 +293,9 @@ FAMILIES: dict[str, Family] = {
     "one_shot_fixmatch": Family(
         semi.head_and_fixmatch, _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"per_class"}, semi.FIXMATCH_MAY_HAVE
     ),
+    "one_shot_answers": Family(
+        semi.head_and_answers, _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"share", "learn"}, semi.FIXMATCH_MAY_HAVE
+    ),
     "one_shot_aug_descent": Family(
         semi.head_and_two_networks, _HEAD_NEEDS | semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE
     ),
@@ -309,7 +313,7 @@ def check_settings(run: Run) -> None:
     settings = run.settings
     if settings.get("recipe") not in FAMILIES:
         raise ValueError(f"{run.name}: recipe={settings.get('recipe')!r}; give one of {', '.join(FAMILIES)}")
-    _named("metric", run.metric, METRICS)
+    semi.named("metric", run.metric, METRICS)
     family = FAMILIES[settings["recipe"]]
     absent = (_EVERY_NEEDS | family.needs) - set(settings)
     if absent:
@@ -330,23 +334,26 @@ def train(run: Run, inputs: Tensor, vault: LabelVault, report: Report | None) ->
 def model(settings: Mapping[str, Any], images: Tensor, num_classes: int, seed: int) -> nn.Module:
     """A fresh model for these images."""
     torch.manual_seed(seed)
-    made = _named("model", settings["model"], MODELS)(num_classes, images.shape[1])
-    return made.to(images.device, memory_format=torch.channels_last)
+    made = semi.named("model", settings["model"], MODELS)(num_classes, images.shape[1])
+    made = made.to(images.device, memory_format=torch.channels_last)
+    if "start" in settings:
+        public_features.fill(made, settings["start"], images)
+    return made
 
 
 def _fits(job: Training) -> list[Any]:
     """One bound `fit` for every value of mixup: one for all stages, or one per stage."""
     settings = job.settings
     mixups = settings.get("mixup", 0.0)
-    optimizer = _named("optimizer", settings["optimizer"], OPTIMIZERS)
+    optimizer = semi.named("optimizer", settings["optimizer"], OPTIMIZERS)
     return [
         functools.partial(
             fit,
             epochs=settings["epochs"],
             batch_size=settings["batch_size"],
             optimizer=optimizer(settings["learning_rate"], weight_decay=settings["weight_decay"]),
-            schedule=_named("schedule", settings["schedule"], SCHEDULES)(),
-            augment=augment.compose(*(_named("augment", name, AUGMENTS) for name in settings["augment"])),
+            schedule=semi.named("schedule", settings["schedule"], SCHEDULES)(),
+            augment=_changes(settings),
             mixup=mixup,
             average=settings.get("average", 0.0),
             compiled=settings.get("compiled", False),
@@ -357,7 +364,8 @@ def _fits(job: Training) -> list[Any]:
     ]
 
 
-def _named(setting: str, name: str, known: Mapping[str, Any]) -> Any:
-    if name not in known:
-        raise ValueError(f"{setting}={name!r} is not known here; give one of {', '.join(known)}")
-    return known[name]
+def _changes(settings: Mapping[str, Any]) -> augment.Augment:
+    """The changes by name; "learned" is AutoAugment's policy with crop and mirror, alone."""
+    if settings["augment"] == ["learned"]:
+        return semi.views(settings, learned_view())[1]
+    return augment.compose(*(semi.named("augment", name, AUGMENTS) for name in settings["augment"]))

@@ -25,7 +25,7 @@ def votes_and_fixmatch(job: Training) -> nn.Module:
     """Pipeline 3: the student of the answers is the model."""
     public = public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
     return pate_fm.train(
-        job.model, job.inputs, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], fit=semi.fixmatch_of(job),
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], fit=semi.learner_of(job),
         teachers=_teachers(job, public), ballot=_ballot(job),
     )  # fmt: skip
 

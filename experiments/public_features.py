@@ -24,6 +24,7 @@ from labeldp.learning.encoders import Encoder, load_encoder
 from labeldp.learning.features import Extractor, FeatureMap, Patches, Raw
 from labeldp.learning.neighbours import NeighbourMap, Neighbours
 from labeldp.learning.rehearsal import Stage
+from labeldp.learning.warm_start import unit_outputs
 from labeldp.models.zoo import resnet18_v2
 
 _ROOT = Path(__file__).parent.parent
@@ -101,11 +102,21 @@ def extractor(settings: Mapping[str, Any], channels: int, seed: int) -> Extracto
     raise ValueError(f"features={dict(settings)} are not known here; give patches, encoder or raw, and dims")
 
 
+def fill(model: nn.Module, name: str, images: Tensor) -> None:
+    """The weights of a kept encoder, outputs scaled, for all of the model but its last layer."""
+    load_encoder(_kept(name), model.get_submodule("body"))
+    unit_outputs(model.get_submodule("body"), images[:2048])
+
+
 def _encoder(name: str, channels: int) -> Encoder:
+    return load_encoder(_kept(name), resnet18_v2(10, channels=channels).get_submodule("body"))
+
+
+def _kept(name: str) -> Path:
     path = _ROOT / name
     if not path.exists():
-        raise ValueError(f"features.encoder={name!r} is not there; make it by experiments.encoder")
-    return load_encoder(path, resnet18_v2(10, channels=channels).get_submodule("body"))
+        raise ValueError(f"encoder {name!r} is not there; make it by experiments.encoder")
+    return path
 
 
 @dataclass(frozen=True)

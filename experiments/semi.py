@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,30 +16,37 @@ from labeldp.learning import objectives
 from labeldp.learning.augment import Augment
 from labeldp.learning.corefinement import co_refine
 from labeldp.learning.fit import sgd
-from labeldp.learning.fixmatch import fixmatch, weights_sgd
+from labeldp.learning.fixmatch import fixmatch, seven_sixteenths, weights_sgd
+from labeldp.learning.mean_teacher import mean_teacher
 from labeldp.learning.rehearsal import rehearse
-from labeldp.learning.schedules import piecewise
+from labeldp.learning.schedules import one_cycle, piecewise
 from labeldp.learning.strong_views import learned_view, scaled, strong_view, weak_view
-from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, one_shot
+from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, lp_mst, one_shot, one_shot_prior
 
 if TYPE_CHECKING:
     from experiments.adapters import Training
 
+LEARNS = {
+    "hard_answers": lp_mst.hard_answers,
+    "likelihood": lp_mst.likelihood,
+    "posterior_of_model": lp_mst.posterior_of_model,
+}
+SCHEDULES = {"seven_sixteenths": seven_sixteenths, "one_cycle": lambda: one_cycle(0.2)}
 OBJECTIVES = {"answers": objectives.on_answers, "likelihood": objectives.forward_corrected}
 VIEWS_MAY_HAVE = frozenset({"padding", "flip", "cut", "compiled"})
 FIXMATCH_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay"})
-FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {"ratio", "threshold", "temperature", "strength", "average", "aligned"}
+FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
+    "ratio", "threshold", "temperature", "strength", "average", "aligned", "apart", "schedule", "algorithm",
+}  # fmt: skip
 REFINE_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay", "warmup", "switch"})
 REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", "mixup", "steps"}
 
 
 def answers_and_fixmatch(job: Training) -> nn.Module:
     """LDP-SSL: randomized response, then FixMatch on the answers' word or on their likelihood."""
-    name = job.settings.get("objective", "answers")
-    if name not in OBJECTIVES:
-        raise ValueError(f"objective={name!r} is not known here; give one of {', '.join(OBJECTIVES)}")
+    objective = named("objective", job.settings.get("objective", "answers"), OBJECTIVES)
     return ldp_ssl.train(
-        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=fixmatch_of(job), objective=OBJECTIVES[name]
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=learner_of(job), objective=objective
     )
 
 
@@ -46,11 +56,11 @@ def kept_answers_and_fixmatch(job: Training) -> nn.Module:
     if "share" in settings:
         return denoise_ssl.train_with_head(
             job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"],
-            share=settings["share"], fit=fixmatch_of(job), rehearse=_rehearsal(job, public),
+            share=settings["share"], fit=learner_of(job), rehearse=_rehearsal(job, public),
         )  # fmt: skip
     clusters = public.clusters(settings["clusters"])
     return denoise_ssl.train(
-        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=fixmatch_of(job), clusters=clusters
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=learner_of(job), clusters=clusters
     )
 
 
@@ -66,7 +76,7 @@ def head_and_fixmatch(job: Training) -> nn.Module:
     """One look, then FixMatch on the head's surest labels of every class."""
     public, per_class = _public(job), job.settings["per_class"]
     return ldp_ssl.train_after(
-        _shot(job, public), public.features, job.model, job.inputs, per_class=per_class, fit=fixmatch_of(job)
+        _shot(job, public), public.features, job.model, job.inputs, per_class=per_class, fit=learner_of(job)
     )
 
 
@@ -76,17 +86,58 @@ def head_and_two_networks(job: Training) -> nn.Module:
     return aug_descent.train_after(_shot(job, public), public.features, job.model, job.inputs, refine=refine_of(job))
 
 
+def head_and_answers(job: Training) -> nn.Module:
+    """One look, whose head the network begins as; then answers under it as prior."""
+    settings, public = job.settings, _public(job)
+    first, second = one_shot_prior.split_budget(job.epsilon, settings["delta"], settings["share"])
+    return one_shot_prior.train(
+        job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"],
+        fit=learner_of(job), learn=[named("learn", name, LEARNS) for name in settings["learn"]], shares=(1.0,),
+        split=one_shot_prior.Split(first, second, math.nan), rehearse=_rehearsal(job, public), seed=job.seed,
+        begin="start" in settings,
+    ).model  # fmt: skip
+
+
+def learner_of(job: Training) -> Any:
+    """FixMatch, or the mean teacher, with the run's settings bound."""
+    return named("algorithm", job.settings.get("algorithm", "fixmatch"), ALGORITHMS)(job)
+
+
+def teacher_of(job: Training) -> Any:
+    """The mean teacher with the run's settings bound."""
+    settings = job.settings
+    unread = set(settings) & {"ratio", "threshold", "strength", "apart", "schedule"}
+    if unread:
+        raise ValueError(f"the mean teacher does not read {sorted(unread)}; leave them out")
+    weak, strong = views(settings, learned_view(**_sizes(settings)))
+    return functools.partial(
+        mean_teacher, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong,
+        optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), seed=job.seed,
+        report=job.report, prior=_even(job), average=settings.get("average", 0.99),
+        temperature=settings.get("temperature", 1.0), compiled=settings.get("compiled", False),
+    )  # fmt: skip
+
+
 def fixmatch_of(job: Training) -> Any:
     """FixMatch with the run's settings bound."""
-    settings, classes = job.settings, job.vault.num_classes
+    settings = job.settings
     given = {name: settings[name] for name in ("ratio", "threshold", "temperature", "strength") if name in settings}
     weak, strong = views(settings, strong_view(**_sizes(settings), cut=settings.get("cut", 16)))
     return functools.partial(
         fixmatch, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong, seed=job.seed,
         optimizer=weights_sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), report=job.report,
-        prior=torch.full((classes,), 1 / classes) if settings.get("aligned", False) else None,
-        average=settings.get("average", 0.999), compiled=settings.get("compiled", False), **given,
+        prior=_even(job), average=settings.get("average", 0.999), compiled=settings.get("compiled", False),
+        apart=settings.get("apart", False),
+        schedule=named("schedule", settings.get("schedule", "seven_sixteenths"), SCHEDULES)(), **given,
     )  # fmt: skip
+
+
+def _even(job: Training) -> torch.Tensor | None:
+    classes = job.vault.num_classes
+    return torch.full((classes,), 1 / classes) if job.settings.get("aligned", False) else None
+
+
+ALGORITHMS = {"fixmatch": fixmatch_of, "mean teacher": teacher_of}
 
 
 def refine_of(job: Training) -> Any:
@@ -94,11 +145,13 @@ def refine_of(job: Training) -> Any:
     settings = job.settings
     names = ("warmup", "threshold", "strength", "ramp", "history", "mixup", "steps", "compiled")
     weak, strong = views(settings, learned_view(**_sizes(settings)))
+    # Trained weights would be lost on the usual twin, whose weights are in another order.
+    twin = {"twin": copy.deepcopy(job.model)} if "start" in settings else {}
     return functools.partial(
         co_refine, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong,
         optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"], nesterov=False),
         schedule=piecewise((settings["switch"] / settings["epochs"],), warmup=0.0), seed=job.seed, report=job.report,
-        **{name: settings[name] for name in names if name in settings},
+        **{name: settings[name] for name in names if name in settings}, **twin,
     )  # fmt: skip
 
 
@@ -125,3 +178,10 @@ def _shot(job: Training, public: public_features.Public) -> one_shot.OneShot:
     return one_shot.train(
         public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], rehearse=_rehearsal(job, public)
     )
+
+
+def named(setting: str, name: str, known: Mapping[str, Any]) -> Any:
+    """What a setting's name stands for; ValueError if it stands for nothing."""
+    if name not in known:
+        raise ValueError(f"{setting}={name!r} is not known here; give one of {', '.join(known)}")
+    return known[name]

@@ -16,6 +16,7 @@ COMMON = {
     "padding": 2, "flip": False,
 }  # fmt: skip
 MATCH = {**COMMON, "epochs": 1, "ratio": 2, "cut": 6}
+TEACHER = {**COMMON, "epochs": 1, "algorithm": "mean teacher"}
 REFINE = {**COMMON, "epochs": 2, "warmup": 1, "switch": 1}
 HEAD = {"features": {"patches": 16, "dims": 20}, "delta": 1e-5}
 
@@ -35,6 +36,9 @@ def _nothing_kept(monkeypatch):
         {**REFINE, "recipe": "aug_descent", "known_noise": True, "history": 2},
         {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5},
         {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
+        {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
+        {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood"},
+        {**TEACHER, **HEAD, "recipe": "one_shot_answers", "share": 0.5, "learn": ["posterior_of_model", "likelihood"]},
     ],
     ids=lambda settings: settings["recipe"],
 )
@@ -51,6 +55,7 @@ def test_the_file_is_read():
         adapters.check_settings(each)
     assert {each.settings["recipe"] for each in found} == {
         "ldp_ssl", "denoise_ssl", "aug_descent", "one_shot_fixmatch", "one_shot_aug_descent",
+        "one_shot_answers", "one_shot_student",
     }  # fmt: skip
 
 

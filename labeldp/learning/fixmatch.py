@@ -10,9 +10,8 @@ through the objective alone, hard or soft, weighted, or by their likelihood.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from labeldp.learning.augment import Augment
+from labeldp.learning.averaged import Averaged
 from labeldp.learning.cache import content_key
 from labeldp.learning.fit import Inputs, MakeOptimizer
 from labeldp.learning.loop import minimise
@@ -45,6 +45,7 @@ def fixmatch(
     strong: Augment | None = None,
     prior: Tensor | None = None,
     average: float = 0.999,
+    apart: bool = False,
     compiled: bool = False,
     seed: int = 0,
     **loop: Any,
@@ -62,6 +63,8 @@ def fixmatch(
         prior: class shares, (K,), to which guesses are held (distribution alignment, Berthelot et al. 2020): q times
             prior over the running mean of q, made to sum to 1. Public, or from a release. Not used when None.
         average: decay of the moving average of the weights, which is what comes back; 0 is off.
+        apart: guess in a pass of its own, without gradients, at two thirds of the work. Batch norms then see weak
+            views and the rest apart; published, they see all together.
         compiled: run through torch.compile.
         seed: of order, labelled batches and views.
         loop: others of `minimise`. `weights_sgd(0.03)` and `seven_sixteenths()` unless given.
@@ -73,26 +76,37 @@ def fixmatch(
     if len(labelled) == 0:
         raise ValueError("rows is empty, so nothing says what the classes are; give at least one labelled row")
     views = (weak or weak_view(), strong or strong_view())
-    network = _Network(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
+    network = Averaged(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
     forward: Any = torch.compile(model) if compiled else model
     checked_count("batch_size", batch_size)
 
     def loss(unlabelled: Tensor, generator: Generator) -> Tensor:
         place = torch.randint(len(labelled), (batch_size,), device=inputs.device, generator=generator)
         chosen = labelled[place]
-        logits = forward(three_views(inputs, chosen, unlabelled, *views, generator)).float()
-        known, guess, aim = logits.split((batch_size, len(unlabelled), len(unlabelled)))
-        beliefs = network.aligned(torch.softmax(guess.detach() / temperature, dim=1))
+        seen = three_views(inputs, chosen, unlabelled, *views, generator)
+        known, guess, aim = _outputs(forward, seen.split((batch_size, len(unlabelled), len(unlabelled))), apart)
+        beliefs = network.aligned(torch.softmax(guess / temperature, dim=1))
         return objective(known, chosen).mean() + strength * consistency(aim, beliefs, threshold)
 
     many = min(batch_size * checked_count("ratio", ratio), len(inputs))
     usual: dict[str, Any] = {"optimizer": weights_sgd(0.03), "schedule": seven_sixteenths()}
     settings: Any = {**usual, **loop, "batch_size": many}
     run = content_key(
-        "fixmatch", str((epochs, batch_size, ratio, threshold, temperature, strength, average, seed)), labelled
+        "fixmatch", str((epochs, batch_size, ratio, threshold, temperature, strength, average, apart, seed)), labelled
     )
     minimise(network, loss, len(inputs), epochs=epochs, after=network.follow(average), seed=seed, run=run, **settings)
     return network.finish(average)
+
+
+def _outputs(forward: Any, views: Sequence[Tensor], apart: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of labelled rows, of guesses, through which no gradient goes, and of the strong views."""
+    if not apart:
+        known, guess, aim = forward(torch.cat(list(views))).float().split([len(view) for view in views])
+        return known, guess.detach(), aim
+    with torch.no_grad():
+        guess = forward(views[1]).float()
+    known, aim = forward(torch.cat((views[0], views[2]))).float().split((len(views[0]), len(views[2])))
+    return known, guess, aim
 
 
 def three_views(
@@ -137,45 +151,6 @@ def weights_sgd(learning_rate: float, momentum: float = 0.9, weight_decay: float
         return torch.optim.SGD(kept, learning_rate, momentum, nesterov=momentum > 0)
 
     return make
-
-
-class _Network(nn.Module):
-    """The model, its moving average, and the running mean of its guesses: what a checkpoint must hold."""
-
-    mean: Tensor
-
-    def __init__(self, model: nn.Module, prior: Tensor | None) -> None:
-        super().__init__()
-        self.model = model
-        self.slow = copy.deepcopy(model).requires_grad_(False)
-        self.prior = prior
-        self.register_buffer("mean", None if prior is None else prior.clone())
-
-    def aligned(self, beliefs: Tensor) -> Tensor:
-        if self.prior is None:
-            return beliefs
-        self.mean.lerp_(beliefs.mean(dim=0), 0.01)
-        shifted = beliefs * (self.prior / self.mean.clamp_min(1e-6))
-        return shifted / shifted.sum(dim=1, keepdim=True)
-
-    def follow(self, decay: float) -> Any:
-        """One step of the average after every step of training; running means of norms are copied."""
-        if not decay:
-            return None
-        slow, fast = ([p.detach() for p in part.parameters()] for part in (self.slow, self.model))
-        kept, new = (list(part.buffers()) for part in (self.slow, self.model))
-
-        def after(share: float) -> None:
-            torch._foreach_lerp_(slow, fast, 1.0 - decay)  # pyright: ignore[reportPrivateImportUsage]
-            if kept:
-                torch._foreach_copy_(kept, new)  # pyright: ignore[reportPrivateImportUsage]
-
-        return after
-
-    def finish(self, decay: float) -> nn.Module:
-        if decay:
-            self.model.load_state_dict(self.slow.state_dict())
-        return self.model.eval()
 
 
 def _check(threshold: float, temperature: float, strength: float, average: float) -> None:

@@ -36,6 +36,7 @@ from labeldp.learning.fit import Inputs, predict
 from labeldp.learning.heads import Head, ridge_head
 from labeldp.learning.rehearsal import Stage, rehearse
 from labeldp.learning.targets import evidence
+from labeldp.learning.warm_start import begin_as
 from labeldp.private.randomizers import PriorResponse, TopKResponse
 from labeldp.private.vault import LabelVault
 from labeldp.recipes import lp_mst, one_shot
@@ -129,6 +130,7 @@ def train(
     shares: Sequence[float] = (0.6, 0.4),
     split: Split | None = None,
     rehearse: Rehearse = rehearse,
+    begin: bool = False,
     seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
@@ -148,6 +150,8 @@ def train(
         shares: the part of the rows in each stage; they add up to 1.
         split: of the budget; `rehearse_split` when None.
         rehearse: of the head, as in `one_shot.train`.
+        begin: set the model's last layer so that it begins as the head (`learning.warm_start`): for a model whose body
+            is the encoder that made the features.
         seed: of the stages' rows.
         folder: keeps all looks and checkpoints, so that a killed run goes on and does not ask again.
         report: as in `one_shot.train`.
@@ -167,6 +171,8 @@ def train(
         features, vault, epsilon=split.first, delta=delta, rehearse=rehearse, folder=folder, report=report
     )
     scores = shot.logits(features).to(device_of(model))
+    if begin:
+        begin_as(model, _one_tensor(inputs), scores)
     if split.second == 0:
         # Without answers the posterior is the prior, and there is no likelihood to go on with.
         known = Known(scores.argmax(dim=1), torch.zeros_like(scores), scores)
@@ -180,6 +186,12 @@ def train(
             model = fit(model, inputs, learner(known), **settings)
             scores = predict(model, inputs)
     return OneShotPrior(model, shot, tuple(ask_stage.released), split)
+
+
+def _one_tensor(inputs: Inputs) -> Tensor:
+    if not isinstance(inputs, Tensor):
+        raise ValueError("inputs is a tuple, and begin is for models of one tensor; leave begin out")
+    return inputs
 
 
 class _Asking:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from labeldp.learning import fixmatch as module
+from labeldp.learning.averaged import Averaged
 from labeldp.learning.fit import accuracy, adam, fit, sgd
 from labeldp.learning.fixmatch import consistency, fixmatch, seven_sixteenths, three_views, weights_sgd
 from labeldp.learning.loop import PausedError
@@ -106,7 +107,7 @@ def test_unlabelled_rows_help():
 
 
 def test_guesses_are_held_to_the_prior():
-    network_ = module._Network(nn.Linear(1, 2), torch.tensor([0.5, 0.5]))
+    network_ = Averaged(nn.Linear(1, 2), torch.tensor([0.5, 0.5]))
     skewed = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
     for _ in range(2000):
         held = network_.aligned(skewed)

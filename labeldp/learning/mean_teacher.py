@@ -1,0 +1,114 @@
+"""Mean teacher on private labels: what the averaged network believes of a row, and what was released of it, together.
+
+    q_i = softmax(slow network (weak view of x_i))                   the teacher, whose weights are a moving average
+    r_i = q_i − ∂ objective(z, i) / ∂z  at z = log q_i                what the private label makes of that
+    loss = mean_i CE(r_i^{1/T}, model(strong view of x_i))           for a row without a label r_i = q_i
+
+A. Tarvainen and H. Valpola, "Mean teachers are better role models", 2017, with the weak and strong views of Sohn et al.
+2020. For the likelihood of an answer, −log Σ_c softmax(z)_c·P(answer | c), the second line's gradient is q − r with
+r_c ∝ q_c·P(answer | c): r is the posterior with the teacher as prior, and training is expectation-maximisation with the
+averaged network as the expectation. For the cross-entropy to a target t it is q − t, and r = t. So `mean_teacher` has
+the face of `labeldp.learning.fit.fit`, and every recipe with a `fit` argument can train by it.
+
+Rows cost four passes forward (one for the teacher, three for a step), where FixMatch with seven unlabelled rows to a
+labelled one costs six or more. A teacher that starts well must be kept: raise the rate slowly, keep it small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import log_softmax
+
+from labeldp.learning.augment import Augment
+from labeldp.learning.averaged import Averaged
+from labeldp.learning.cache import content_key
+from labeldp.learning.fit import Inputs, sgd
+from labeldp.learning.loop import minimise
+from labeldp.learning.objectives import Objective
+from labeldp.learning.schedules import one_cycle
+from labeldp.learning.strong_views import learned_view, weak_view
+
+
+def mean_teacher(
+    model: nn.Module,
+    inputs: Inputs,
+    objective: Objective,
+    *,
+    epochs: int,
+    rows: Tensor | None = None,
+    batch_size: int = 512,
+    temperature: float = 1.0,
+    weak: Augment | None = None,
+    strong: Augment | None = None,
+    prior: Tensor | None = None,
+    average: float = 0.99,
+    compiled: bool = False,
+    seed: int = 0,
+    **loop: Any,
+) -> nn.Module:
+    """Train by the teacher's beliefs and the objective; returns the model, in place, in eval mode, weights averaged.
+
+    Args:
+        inputs: of all rows, labelled or not, on the model's device; an epoch goes over all of them once.
+        objective: (logits, row numbers) → loss per row; asked about the labelled rows' beliefs.
+        rows: the labelled rows (all when None), on the same device.
+        temperature: T; below 1 sharpens what the model is taught.
+        weak, strong: views of the inputs, `weak_view()` and `learned_view()` when None, which are for images in [0, 1];
+            for scaled images wrap them in `strong_views.scaled`.
+        prior: class shares, (K,), to which the teacher's beliefs are held; not used when None.
+        average: decay of the moving average of the weights, above 0.
+        compiled: run through torch.compile.
+        seed: of order and views.
+        loop: others of `minimise`. `sgd(0.03)` and `one_cycle(0.2)` unless given.
+    """
+    if not isinstance(inputs, Tensor):
+        raise ValueError("inputs is a tuple; the mean teacher changes views of one tensor, give that one")
+    if not temperature > 0 or not 0 < average < 1:
+        raise ValueError(f"temperature={temperature}, average={average}; give more than 0, and between 0 and 1")
+    labelled = _mask(rows, len(inputs), inputs.device)
+    network = Averaged(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
+    forward: Any = torch.compile(model) if compiled else model
+    gentle, hard = weak or weak_view(), strong or learned_view()
+
+    def loss(batch: Tensor, generator: Generator) -> Tensor:
+        with torch.no_grad():
+            # Pixels need more digits than mixed precision has.
+            with torch.autocast(inputs.device.type, enabled=False):
+                some = inputs[batch]
+                easy, difficult = gentle(some, generator), hard(some, generator)
+            beliefs = network.aligned(torch.softmax(network.slow.eval()(easy).float(), dim=1))
+        targets = torch.where(labelled[batch, None], told(beliefs, objective, batch), beliefs)
+        targets = torch.softmax(targets.clamp_min(1e-12).log() / temperature, dim=1)
+        return -(targets * log_softmax(forward(difficult).float(), dim=1)).sum(dim=1).mean()
+
+    usual: dict[str, Any] = {"optimizer": sgd(0.03, weight_decay=5e-4), "schedule": one_cycle(0.2)}
+    settings: Any = {**usual, **loop, "batch_size": min(batch_size, len(inputs))}
+    run = content_key("mean teacher", str((epochs, batch_size, temperature, average, seed)), labelled)
+    minimise(network, loss, len(inputs), epochs=epochs, after=network.follow(average), seed=seed, run=run, **settings)
+    return network.finish(average)
+
+
+def told(beliefs: Tensor, objective: Objective, rows: Tensor) -> Tensor:
+    """r = q − ∂ objective / ∂ log q, (b, K), brought back to probabilities where weights above 1 push it out.
+
+    >>> from labeldp.learning.targets import forward_loss
+    >>> likelihood = torch.tensor([[0.8, 0.2]])
+    >>> told(torch.tensor([[0.5, 0.5]]), lambda z, rows: forward_loss(z, likelihood[rows].log()), torch.tensor([0]))
+    tensor([[0.8000, 0.2000]])
+    """
+    with torch.enable_grad():
+        scores = beliefs.clamp_min(1e-12).log().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(scores, rows).sum(), scores)
+    moved = (beliefs - slope).clamp_min(0)
+    return moved / moved.sum(dim=1, keepdim=True).clamp_min(1e-12)
+
+
+def _mask(rows: Tensor | None, count: int, device: torch.device) -> Tensor:
+    if rows is None:
+        return torch.ones(count, dtype=torch.bool, device=device)
+    if len(rows) == 0:
+        raise ValueError("rows is empty, so nothing says what the classes are; give at least one labelled row")
+    return torch.zeros(count, dtype=torch.bool, device=device).index_fill_(0, rows.to(device), True)
