@@ -1,21 +1,25 @@
 """Mean teacher on private labels: what the averaged network believes of a row, and what was released of it, together.
 
-    q_i = softmax(slow network (weak view of x_i))                   the teacher, whose weights are a moving average
-    r_i = q_i − ∂ objective(z, i) / ∂z  at z = log q_i                what the private label makes of that
-    loss = mean_i CE(r_i^{1/T}, model(strong view of x_i))           for a row without a label r_i = q_i
+    q_i = softmax(slow network (weak view of x_i))                 the teacher, whose weights are a moving average
+    r_i = q_i − ∂ objective(z, i) / ∂z  at z = log q_i              what the private label makes of that belief
+    loss = mean_labelled objective(model(strong view of x_i), i)
+           + λ·ramp · mean_i CE(r_i^{1/T}, model(strong view of x_i))       for a row without a label r_i = q_i
 
-A. Tarvainen and H. Valpola, "Mean teachers are better role models", 2017, with the weak and strong views of Sohn et al.
-2020. For the likelihood of an answer, −log Σ_c softmax(z)_c·P(answer | c), the second line's gradient is q − r with
-r_c ∝ q_c·P(answer | c): r is the posterior with the teacher as prior, and training is expectation-maximisation with the
-averaged network as the expectation. For the cross-entropy to a target t it is q − t, and r = t. So `mean_teacher` has
-the face of `labeldp.learning.fit.fit`, and every recipe with a `fit` argument can train by it.
+A. Tarvainen and H. Valpola, "Mean teachers are better role models", 2017, with the weak and strong views of Sohn et
+al. 2020 and a target that knows the label. For the likelihood of an answer, −log Σ_c softmax(z)_c·P(answer | c), the
+gradient in the second line is q − r with r_c ∝ q_c·P(answer | c): r is the posterior with the teacher as prior, and
+the last term is expectation-maximisation with the averaged network as the expectation. For the cross-entropy to a
+target t it is q − t, and r = t. So `mean_teacher` has the face of `labeldp.learning.fit.fit`, and every recipe with a
+`fit` argument can train by it.
 
 Rows cost four passes forward (one for the teacher, three for a step), where FixMatch with seven unlabelled rows to a
-labelled one costs six or more. A teacher that starts well must be kept: raise the rate slowly, keep it small.
+labelled one costs six or more. A teacher that knows nothing yet teaches itself one class: the ramp keeps it out until
+the labels have taught it something. One that starts well (`learning.warm_start`) needs none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +45,8 @@ def mean_teacher(
     rows: Tensor | None = None,
     batch_size: int = 512,
     temperature: float = 1.0,
+    strength: float = 1.0,
+    ramp: float = 0.4,
     weak: Augment | None = None,
     strong: Augment | None = None,
     prior: Tensor | None = None,
@@ -53,9 +59,10 @@ def mean_teacher(
 
     Args:
         inputs: of all rows, labelled or not, on the model's device; an epoch goes over all of them once.
-        objective: (logits, row numbers) → loss per row; asked about the labelled rows' beliefs.
+        objective: (logits, row numbers) → loss per row; asked about labelled rows only.
         rows: the labelled rows (all when None), on the same device.
-        temperature: T; below 1 sharpens what the model is taught.
+        temperature: T; below 1 sharpens what the teacher says.
+        strength, ramp: λ, and the share of training over which it grows to that, as exp(−5·(1 − t)²).
         weak, strong: views of the inputs, `weak_view()` and `learned_view()` when None, which are for images in [0, 1];
             for scaled images wrap them in `strong_views.scaled`.
         prior: class shares, (K,), to which the teacher's beliefs are held; not used when None.
@@ -66,10 +73,10 @@ def mean_teacher(
     """
     if not isinstance(inputs, Tensor):
         raise ValueError("inputs is a tuple; the mean teacher changes views of one tensor, give that one")
-    if not temperature > 0 or not 0 < average < 1:
-        raise ValueError(f"temperature={temperature}, average={average}; give more than 0, and between 0 and 1")
+    _check(temperature, strength, ramp, average)
     labelled = _mask(rows, len(inputs), inputs.device)
-    network = Averaged(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
+    some_row = torch.zeros((), dtype=torch.long, device=inputs.device) if rows is None else rows[0].to(inputs.device)
+    network = _Taught(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
     forward: Any = torch.compile(model) if compiled else model
     gentle, hard = weak or weak_view(), strong or learned_view()
 
@@ -80,15 +87,47 @@ def mean_teacher(
                 some = inputs[batch]
                 easy, difficult = gentle(some, generator), hard(some, generator)
             beliefs = network.aligned(torch.softmax(network.slow.eval()(easy).float(), dim=1))
-        targets = torch.where(labelled[batch, None], told(beliefs, objective, batch), beliefs)
+        # The objective may know nothing of a row without a label, so another row stands in, and does not count.
+        known = labelled[batch]
+        asked = torch.where(known, batch, some_row)
+        targets = torch.where(known[:, None], told(beliefs, objective, asked), beliefs)
         targets = torch.softmax(targets.clamp_min(1e-12).log() / temperature, dim=1)
-        return -(targets * log_softmax(forward(difficult).float(), dim=1)).sum(dim=1).mean()
+        logits = forward(difficult).float()
+        own = torch.where(known, objective(logits, asked), 0.0).sum() / known.sum().clamp_min(1)
+        taught = -(targets * log_softmax(logits, dim=1)).sum(dim=1).mean()
+        return own + strength * network.ramped(ramp) * taught
 
     usual: dict[str, Any] = {"optimizer": sgd(0.03, weight_decay=5e-4), "schedule": one_cycle(0.2)}
     settings: Any = {**usual, **loop, "batch_size": min(batch_size, len(inputs))}
-    run = content_key("mean teacher", str((epochs, batch_size, temperature, average, seed)), labelled)
+    run = content_key("mean teacher", str((epochs, batch_size, temperature, strength, ramp, average, seed)), labelled)
     minimise(network, loss, len(inputs), epochs=epochs, after=network.follow(average), seed=seed, run=run, **settings)
     return network.finish(average)
+
+
+class _Taught(Averaged):
+    """`Averaged` that remembers, also in a checkpoint, how much of the training is done."""
+
+    done: Tensor
+
+    def __init__(self, model: nn.Module, prior: Tensor | None) -> None:
+        super().__init__(model, prior)
+        device = next(model.parameters()).device
+        self.register_buffer("done", torch.zeros((), device=device))
+
+    def follow(self, decay: float) -> Callable[[float], None]:
+        average = super().follow(decay)
+
+        def after(share: float) -> None:
+            self.done.fill_(share)
+            if average is not None:
+                average(share)
+
+        return after
+
+    def ramped(self, ramp: float) -> Tensor:
+        if not ramp:
+            return torch.ones_like(self.done)
+        return torch.exp(-5 * (1 - (self.done / ramp).clamp(max=1)) ** 2)
 
 
 def told(beliefs: Tensor, objective: Objective, rows: Tensor) -> Tensor:
@@ -112,3 +151,10 @@ def _mask(rows: Tensor | None, count: int, device: torch.device) -> Tensor:
     if len(rows) == 0:
         raise ValueError("rows is empty, so nothing says what the classes are; give at least one labelled row")
     return torch.zeros(count, dtype=torch.bool, device=device).index_fill_(0, rows.to(device), True)
+
+
+def _check(temperature: float, strength: float, ramp: float, average: float) -> None:
+    if not temperature > 0 or not strength >= 0:
+        raise ValueError(f"temperature={temperature}, strength={strength}; give more than 0, and 0 or more")
+    if not 0 <= ramp <= 1 or not 0 < average < 1:
+        raise ValueError(f"ramp={ramp}, average={average}; give a share of training, and a decay between 0 and 1")

@@ -49,7 +49,7 @@ def begin_as(model: nn.Module, inputs: Tensor, scores: Tensor) -> nn.Module:
         inputs: scaled as the model wants them, (n, …).
         scores: of a released head, (n, K); public.
     """
-    body, last = _parts(model)
+    body, last = body_and_last(model)
     outputs = _outputs(body, inputs).double()
     mean = outputs.mean(dim=0)
     spread = outputs.std(dim=0)
@@ -64,7 +64,8 @@ def begin_as(model: nn.Module, inputs: Tensor, scores: Tensor) -> nn.Module:
     return model
 
 
-def _parts(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
+def body_and_last(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
+    """`model.body` and the linear layer after it; ValueError if the model is not made so."""
     body = getattr(model, "body", None)
     last = next((layer for layer in reversed(list(model.modules())) if isinstance(layer, nn.Linear)), None)
     if not isinstance(body, nn.Module) or last is None or last.bias is None or last in list(body.modules()):

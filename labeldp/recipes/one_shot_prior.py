@@ -36,7 +36,7 @@ from labeldp.learning.fit import Inputs, predict
 from labeldp.learning.heads import Head, ridge_head
 from labeldp.learning.rehearsal import Stage, rehearse
 from labeldp.learning.targets import evidence
-from labeldp.learning.warm_start import begin_as
+from labeldp.learning.warm_start import begin_as, body_and_last
 from labeldp.private.randomizers import PriorResponse, TopKResponse
 from labeldp.private.vault import LabelVault
 from labeldp.recipes import lp_mst, one_shot
@@ -158,6 +158,8 @@ def train(
     """
     check_rows(model, inputs, vault, vault.num_classes)
     stages = lp_mst.split(len(vault), shares, seed)
+    if begin:
+        _beginner(model, inputs)  # refused before anything is spent
     if not learn:
         raise ValueError("learn is empty; give at least one way to learn from answers")
     if split is None:
@@ -172,7 +174,7 @@ def train(
     )
     scores = shot.logits(features).to(device_of(model))
     if begin:
-        begin_as(model, _one_tensor(inputs), scores)
+        begin_as(model, _beginner(model, inputs), scores)
     if split.second == 0:
         # Without answers the posterior is the prior, and there is no likelihood to go on with.
         known = Known(scores.argmax(dim=1), torch.zeros_like(scores), scores)
@@ -188,9 +190,11 @@ def train(
     return OneShotPrior(model, shot, tuple(ask_stage.released), split)
 
 
-def _one_tensor(inputs: Inputs) -> Tensor:
+def _beginner(model: nn.Module, inputs: Inputs) -> Tensor:
+    """The inputs; ValueError if the model cannot begin as a head on its own features."""
     if not isinstance(inputs, Tensor):
         raise ValueError("inputs is a tuple, and begin is for models of one tensor; leave begin out")
+    body_and_last(model)
     return inputs
 
 

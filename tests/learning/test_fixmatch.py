@@ -58,11 +58,34 @@ def test_one_step_is_the_published_loss(monkeypatch):
     assert seen["batch_size"] == 24
 
 
-def test_no_gradient_goes_through_the_guess(monkeypatch):
+@pytest.mark.parametrize("apart", [False, True])
+def test_guesses_apart_are_the_same_loss_without_norms(monkeypatch, apart):
+    seen = {}
+    monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss))
+    run(model=network(norm=False), threshold=0.4, apart=apart)
+    value = seen["loss"](torch.arange(50, 74), torch.Generator().manual_seed(5))
+    run(model=network(norm=False), threshold=0.4)
+    assert value.item() == pytest.approx(seen["loss"](torch.arange(50, 74), torch.Generator().manual_seed(5)).item())
+
+
+def test_guesses_apart_have_norms_of_their_own(monkeypatch):
+    """The weak views' pass sees them alone: a batch norm then has seen two batches, not one."""
+    seen = {}
+    monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss))
+    for apart, batches in ((False, 1), (True, 2)):
+        model = network()
+        run(model=model, apart=apart)
+        model.train()
+        seen["loss"](torch.arange(50, 74), torch.Generator().manual_seed(5))
+        assert model[1].num_batches_tracked.item() == batches
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_no_gradient_goes_through_the_guess(monkeypatch, apart):
     seen = {}
     monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss))
     model = network(norm=False)
-    run(model=model, threshold=0.0, objective=lambda logits, rows: 0 * logits.sum(dim=1))
+    run(model=model, threshold=0.0, objective=lambda logits, rows: 0 * logits.sum(dim=1), apart=apart)
     seen["loss"](torch.arange(50, 74), torch.Generator().manual_seed(5)).backward()
     got = model[-1].bias.grad.clone()
     images, _ = pictures(120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
 from labeldp.accounting.accountant import epsilon as epsilon_of
 from labeldp.accounting.certificate import verify
 from labeldp.accounting.events import GridGaussian, Look, PureDP
-from labeldp.learning.fit import accuracy, fit, sgd
+from labeldp.learning.fit import accuracy, fit, predict, sgd
 from labeldp.learning.plans import Plan
 from labeldp.learning.rehearsal import rehearse
 from labeldp.learning.schedules import linear
@@ -246,3 +247,26 @@ def test_noise_is_not_that_of_learning():
     """Learning randomness is not privacy randomness: two vaults, one learning seed, other answers."""
     first, second = (run(vault(), fit=TRAIN) for _ in range(2))
     assert not np.array_equal(first.answers[0].answers, second.answers[0].answers)
+
+
+def test_the_model_can_begin_as_the_head():
+    """The body is the features' own, so what the first training begins with is the head."""
+    x, seen = problem()[0], []
+
+    def look_at(model, inputs, objective, **settings):
+        seen.append(predict(model, inputs))
+        return model
+
+    model = nn.Sequential(OrderedDict(body=nn.Identity(), head=nn.Linear(WIDTH, K)))
+    found = train(model, x, x, vault(), epsilon=1.0, delta=DELTA, fit=look_at, split=HALF, rehearse=quick, begin=True)
+    both = torch.stack((seen[0].flatten(), found.shot.logits(x).flatten()))
+    assert torch.corrcoef(both)[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("inputs", ["tuple", "tensor"])
+def test_a_model_that_cannot_begin_is_refused_unpaid(inputs):
+    box, x = vault(), problem()[0]
+    given = (x,) if inputs == "tuple" else x
+    with pytest.raises(ValueError, match=r"begin|body"):
+        train(network(), given, x, box, epsilon=1.0, delta=DELTA, fit=TRAIN, split=HALF, rehearse=quick, begin=True)
+    assert box.certificate(DELTA).epsilon == 0
