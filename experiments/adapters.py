@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -160,9 +160,7 @@ def look_and_linear_student(job: Training) -> nn.Module:
     plain, classes = public.plain, job.vault.num_classes
     taught = _shot(job, public, job.epsilon, public.features).probabilities(public.features)
     weights = students.surest(settings["surest"])(taught)
-    layer = nn.Linear(plain.features.shape[1], classes).to(plain.features.device)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
+    layer = _layer(job, plain)
     # First choices, not probabilities: a layer of the same kind would only learn the head's doubts.
     labels = nn.functional.one_hot(taught.argmax(dim=1), classes).float()
     student = students.train(layer, plain.features, labels, fit=_fits(job)[0], weigh=lambda _: weights)
@@ -185,9 +183,9 @@ def several_looks(job: Training) -> nn.Module:
     ).model  # fmt: skip
 
 
-def look_and_answers(job: Training) -> nn.Module:
+def look_and_answers(job: Training, public: public_features.Public | None = None) -> nn.Module:
     """One look, then answers under its head as prior; the split rehearsed, or by `share`."""
-    settings, public = job.settings, _public(job)
+    settings, public = job.settings, public or _public(job)
     delta, split = settings["delta"], None
     if "share" in settings:
         first, second = one_shot_prior.split_budget(job.epsilon, delta, settings["share"])
@@ -200,6 +198,26 @@ def look_and_answers(job: Training) -> nn.Module:
         learn=learns, shares=settings["shares"], split=split, rehearse=functools.partial(rehearse, stage=stage),
         seed=job.seed,
     ).model  # fmt: skip
+
+
+def linear_answers(job: Training) -> nn.Module:
+    """Randomized response, then a linear layer on features by the answers' likelihood."""
+    public = _public(job)
+    layer = forward.train(_layer(job, public), public.features, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
+    return public.on_images(layer)
+
+
+def linear_look_and_answers(job: Training) -> nn.Module:
+    """`look_and_answers` with a linear layer on features as the model."""
+    public = _public(job)
+    return public.on_images(look_and_answers(replace(job, model=_layer(job, public), inputs=public.features), public))
+
+
+def _layer(job: Training, public: public_features.Public) -> nn.Linear:
+    layer = nn.Linear(public.features.shape[1], job.vault.num_classes).to(public.features.device)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def cluster_prior(job: Training) -> nn.Module:
@@ -275,6 +293,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "one_shot_prior": Family(
         look_and_answers, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
+    ),
+    "linear_answers": Family(linear_answers, _FIT_NEEDS | {"features"}, _FIT_MAY_HAVE),
+    "linear_one_shot_prior": Family(
+        linear_look_and_answers, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
     ),
     "rounds": Family(
         several_looks, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"confidence"}

@@ -55,7 +55,7 @@ METHODS = (
     (r"one[ _-]?(shot|look)", "one_shot"),
     (r"ssl[ _-]prior|rr-with-prior", "ssl_prior"),
     (r"cluster[ _-]votes|noise-?cluster", "cluster_votes"),
-    (r"lp-1st|randomized-response|debiased|forward|^rr$", "forward"),
+    (r"lp-1st|randomized-response|debiased|forward|linear-answers|^rr$", "forward"),
     (r"lp-\d+st|lp[ _-]mst", "lp_mst"),
     (r"alibi", "alibi"),
     (r"dp-sgd", "dp_sgd"),

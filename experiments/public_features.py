@@ -90,12 +90,14 @@ def extractor(settings: Mapping[str, Any], channels: int, seed: int) -> Extracto
     """
     if "graph" in settings:
         plain = {name: value for name, value in settings.items() if name != "graph"}
-        base = _Outputs(plain["encoder"], channels, seed) if set(plain) == {"encoder"} else None
-        return Neighbours(base or extractor(plain, channels, seed), dims=settings["graph"], seed=seed)
+        return Neighbours(extractor(plain, channels, seed), dims=settings["graph"], seed=seed)
     dims = settings.get("dims")
     if set(settings) <= {"patches", "dims", "size", "pool"} and "patches" in settings:
         return Patches(settings["patches"], settings.get("size"), settings.get("pool"), dims=dims, seed=seed)
-    if set(settings) <= {"encoder", "dims"} and "encoder" in settings:
+    if set(settings) == {"encoder"}:
+        _kept(settings["encoder"])
+        return _Outputs(settings["encoder"], channels, seed)
+    if set(settings) == {"encoder", "dims"}:
         return replace(_encoder(settings["encoder"], channels), dims=dims, seed=seed)
     if settings.get("raw") is True and set(settings) <= {"raw", "dims"}:
         return Raw(dims=dims, seed=seed)

@@ -41,6 +41,8 @@ def _nothing_kept(monkeypatch):
         {**HEAD, **FIT, "epochs": 1, "recipe": "one_shot_linear_student", "surest": 0.8, "features": GRAPH},
         {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [0.6, 0.4]},
         {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [1.0], "learn": "likelihood"},
+        {**HEAD, **FIT, "epochs": 1, "delta": 0.0, "recipe": "linear_answers"},
+        {**HEAD, **FIT, "epochs": 1, "recipe": "linear_one_shot_prior", "share": 0.3, "shares": [1.0]},
         {**NETWORK, "recipe": "rounds", "shares": [0.5, 0.5]},
         {**NETWORK, "recipe": "ssl_prior", "clusters": 12, "delta": 0.0, "part": "fitted"},
     ],

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from labeldp.learning.encoders import Encoder
+from labeldp.learning.fit import adam, fit
+from labeldp.learning.objectives import Objective
+from labeldp.learning.schedules import linear
 
 # Of the median spread: coordinates that hardly vary would get huge weights and break in training.
 _FLOOR, _RIDGE = 0.3, 1e-3
@@ -51,9 +57,7 @@ def begin_as(model: nn.Module, inputs: Tensor, scores: Tensor) -> nn.Module:
     """
     body, last = body_and_last(model)
     outputs = _outputs(body, inputs).double()
-    mean = outputs.mean(dim=0)
-    spread = outputs.std(dim=0)
-    spread = spread.clamp_min(_FLOOR * spread.median().clamp_min(1e-12))
+    mean, spread = outputs.mean(dim=0), _spread(outputs)
     rows, centre = (outputs - mean) / spread, scores.double().mean(dim=0)
     gram = rows.T @ rows
     gram.diagonal().add_(_RIDGE * len(rows))
@@ -62,6 +66,64 @@ def begin_as(model: nn.Module, inputs: Tensor, scores: Tensor) -> nn.Module:
         last.weight.copy_(weight)
         last.bias.copy_(centre - weight @ mean)
     return model
+
+
+def probe(
+    model: nn.Module,
+    inputs: Tensor,
+    objective: Objective,
+    *,
+    rows: Tensor | None = None,
+    epochs: int = 10,
+    batch_size: int = 1024,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+) -> nn.Module:
+    """Train the last layer alone, on the body's outputs as they are; returns the model, changed in place.
+
+    Linear probing before fine-tuning (Kumar et al. 2022). The body goes over the inputs once, so this takes seconds; a
+    linear layer cannot learn answers by heart, and what it makes of them is where training then begins.
+
+    Args:
+        model: as for `begin_as`.
+        objective: (logits, row numbers) → loss per row: of private labels, like that of any `fit`.
+        rows: the labelled rows; all when None.
+    """
+    body, last = body_and_last(model)
+    outputs = _outputs(body, inputs)
+    mean, spread = outputs.mean(dim=0), _spread(outputs)
+    layer = nn.Linear(outputs.shape[1], last.out_features, device=outputs.device)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    size = min(batch_size, len(outputs) if rows is None else len(rows))
+    optimizer, schedule = adam(learning_rate, weight_decay=0.0), linear(warmup=0.05)
+    fit(
+        layer, (outputs - mean) / spread, objective, rows=rows, epochs=epochs, batch_size=size, optimizer=optimizer,
+        schedule=schedule, bf16=False, seed=seed,
+    )  # fmt: skip
+    with torch.no_grad():
+        weight = layer.weight / spread
+        last.weight.copy_(weight)
+        last.bias.copy_(layer.bias - weight @ mean)
+    return model
+
+
+def probed(train: Callable[..., nn.Module], **settings: Any) -> Callable[..., nn.Module]:
+    """A training algorithm that begins with a `probe`: for every recipe with a `fit` argument.
+
+    Args:
+        train: `fit`, `fixmatch`, `mean_teacher`, their settings bound.
+        settings: of `probe`.
+    """
+
+    def begun(model: nn.Module, inputs: Tensor, objective: Objective, /, **rest: Any) -> nn.Module:
+        checkpoint = rest.get("checkpoint")
+        # A run that goes on has its own weights, and would only overwrite these.
+        if checkpoint is None or not checkpoint.exists():
+            probe(model, inputs, objective, rows=rest.get("rows"), **settings)
+        return train(model, inputs, objective, **rest)
+
+    return begun
 
 
 def body_and_last(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
@@ -76,3 +138,9 @@ def body_and_last(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
 
 def _outputs(body: nn.Module, inputs: Tensor) -> Tensor:
     return Encoder(body, standardise=False).fit(inputs).features(inputs)
+
+
+def _spread(outputs: Tensor) -> Tensor:
+    """Of every coordinate, not below a share of the median."""
+    spread = outputs.std(dim=0)
+    return spread.clamp_min(_FLOOR * spread.median().clamp_min(1e-12))
