@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from experiments import public_features
 from labeldp.learning import objectives
@@ -20,7 +20,9 @@ from labeldp.learning.fixmatch import fixmatch, seven_sixteenths, weights_sgd
 from labeldp.learning.mean_teacher import mean_teacher
 from labeldp.learning.rehearsal import rehearse
 from labeldp.learning.schedules import one_cycle, piecewise
+from labeldp.learning.semisupervised import Labels
 from labeldp.learning.strong_views import learned_view, scaled, strong_view, weak_view
+from labeldp.learning.warm_start import probe, probed
 from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, lp_mst, one_shot, one_shot_prior
 
 if TYPE_CHECKING:
@@ -36,10 +38,11 @@ OBJECTIVES = {"answers": objectives.on_answers, "likelihood": objectives.forward
 VIEWS_MAY_HAVE = frozenset({"padding", "flip", "cut", "compiled"})
 FIXMATCH_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay"})
 FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
-    "ratio", "threshold", "temperature", "strength", "average", "aligned", "apart", "schedule", "algorithm",
+    "ratio", "threshold", "temperature", "strength", "average", "aligned", "apart", "schedule", "algorithm", "ramp",
+    "probe",
 }  # fmt: skip
 REFINE_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay", "warmup", "switch"})
-REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", "mixup", "steps"}
+REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", "mixup", "steps", "probe"}
 
 
 def answers_and_fixmatch(job: Training) -> nn.Module:
@@ -99,14 +102,15 @@ def head_and_answers(job: Training) -> nn.Module:
 
 
 def learner_of(job: Training) -> Any:
-    """FixMatch, or the mean teacher, with the run's settings bound."""
-    return named("algorithm", job.settings.get("algorithm", "fixmatch"), ALGORITHMS)(job)
+    """FixMatch, or the mean teacher, with the run's settings bound; with `probe`, the last layer alone goes first."""
+    made = named("algorithm", job.settings.get("algorithm", "fixmatch"), ALGORITHMS)(job)
+    return probed(made, seed=job.seed) if job.settings.get("probe", False) else made
 
 
 def teacher_of(job: Training) -> Any:
     """The mean teacher with the run's settings bound."""
     settings = job.settings
-    unread = set(settings) & {"ratio", "threshold", "strength", "apart", "schedule"}
+    unread = set(settings) & {"ratio", "threshold", "apart", "schedule"}
     if unread:
         raise ValueError(f"the mean teacher does not read {sorted(unread)}; leave them out")
     weak, strong = views(settings, learned_view(**_sizes(settings)))
@@ -114,7 +118,8 @@ def teacher_of(job: Training) -> Any:
         mean_teacher, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong,
         optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), seed=job.seed,
         report=job.report, prior=_even(job), average=settings.get("average", 0.99),
-        temperature=settings.get("temperature", 1.0), compiled=settings.get("compiled", False),
+        compiled=settings.get("compiled", False),
+        **{name: settings[name] for name in ("temperature", "strength", "ramp") if name in settings},
     )  # fmt: skip
 
 
@@ -132,7 +137,7 @@ def fixmatch_of(job: Training) -> Any:
     )  # fmt: skip
 
 
-def _even(job: Training) -> torch.Tensor | None:
+def _even(job: Training) -> Tensor | None:
     classes = job.vault.num_classes
     return torch.full((classes,), 1 / classes) if job.settings.get("aligned", False) else None
 
@@ -145,14 +150,20 @@ def refine_of(job: Training) -> Any:
     settings = job.settings
     names = ("warmup", "threshold", "strength", "ramp", "history", "mixup", "steps", "compiled")
     weak, strong = views(settings, learned_view(**_sizes(settings)))
-    # Trained weights would be lost on the usual twin, whose weights are in another order.
-    twin = {"twin": copy.deepcopy(job.model)} if "start" in settings else {}
-    return functools.partial(
+    refine = functools.partial(
         co_refine, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong,
         optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"], nesterov=False),
         schedule=piecewise((settings["switch"] / settings["epochs"],), warmup=0.0), seed=job.seed, report=job.report,
-        **{name: settings[name] for name in names if name in settings}, **twin,
+        **{name: settings[name] for name in names if name in settings},
     )  # fmt: skip
+    return functools.partial(_begun, refine, job) if "start" in settings else refine
+
+
+def _begun(refine: Any, job: Training, model: nn.Module, inputs: Tensor, labels: Labels, **more: Any) -> nn.Module:
+    """Two networks with an encoder's weights: the usual twin, its weights in another order, would lose them."""
+    if job.settings.get("probe", False):
+        probe(model, inputs, labels.objective(), rows=labels.rows(), seed=job.seed)
+    return refine(model, inputs, labels, twin=copy.deepcopy(model), **more)
 
 
 def views(settings: Any, strong: Augment) -> tuple[Augment, Augment]:

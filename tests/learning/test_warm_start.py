@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from labeldp.learning.fit import predict
-from labeldp.learning.warm_start import begin_as, unit_outputs
+from labeldp.learning.objectives import on_classes
+from labeldp.learning.warm_start import begin_as, probe, probed, unit_outputs
 
 N, SIDE, WIDTH, K = 400, 8, 16, 4
 
@@ -79,3 +80,51 @@ def test_bodies_that_cannot_be_scaled_are_refused(network):
 def test_models_without_a_body_are_refused(model):
     with pytest.raises(ValueError, match="put all but the last in body"):
         begin_as(model, images(), torch.zeros(N, K))
+
+
+def separable(n=N):
+    """Pictures whose mean brightness is their class, as the body's outputs can tell."""
+    labels = torch.arange(n) % K
+    noise = 0.3 * torch.rand(n, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(3))
+    return noise + labels[:, None, None, None] / K, labels
+
+
+def test_a_probe_trains_the_last_layer_alone():
+    pictures, labels = separable()
+    model = whole(body())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    probe(model, pictures, on_classes(labels), epochs=200, batch_size=50, learning_rate=0.02)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"head.weight", "head.bias"}
+    assert (predict(model, pictures).argmax(dim=1) == labels).float().mean() > 0.9
+
+
+def test_a_probe_sees_the_labelled_rows_only():
+    """The others have labels that would teach the opposite."""
+    pictures, labels = separable()
+    rows, wrong = torch.arange(N // 2), (labels + 1) % K
+    mixed = wrong.clone()
+    mixed[rows] = labels[rows]
+    model = probe(whole(body()), pictures, on_classes(mixed), rows=rows, epochs=200, batch_size=50, learning_rate=0.02)
+    right = predict(model, pictures).argmax(dim=1) == labels
+    assert right.float().mean() > 0.9
+
+
+def test_training_begins_with_a_probe_unless_it_goes_on(tmp_path):
+    pictures, labels = separable()
+    given = []
+
+    def train(model, inputs, objective, **settings):
+        given.append((model.get_submodule("head").weight.abs().sum().item(), settings))
+        return model
+
+    model = whole(body())
+    nn.init.zeros_(model.get_submodule("head").weight)
+    begun = probed(train, epochs=2)
+    begun(model, pictures, on_classes(labels), checkpoint=tmp_path / "c.pt", rows=torch.arange(10))
+    assert given[0][0] > 0
+    assert set(given[0][1]) == {"checkpoint", "rows"}
+    (tmp_path / "c.pt").touch()
+    nn.init.zeros_(model.get_submodule("head").weight)
+    begun(model, pictures, on_classes(labels), checkpoint=tmp_path / "c.pt")
+    assert given[1][0] == 0
