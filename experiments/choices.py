@@ -47,6 +47,8 @@ METHODS = (
     (r"pretrain|pate", None),
     # Semi-supervised networks: `choose` does not offer them. On Fashion-MNIST they were behind what it offers.
     (r"ldp-ssl|denoise-ssl|aug-descent|mean-teacher|fixmatch|shot-answers", None),
+    # Of these recipes `choose` offers networks, which take longer and learn more.
+    (r"^linear-", None),
     # A linear student of a graph is a way to make the head.
     (r"graph", "one_shot"),
     (r"one[ _-]?(shot|look).*prior", "one_shot_prior"),
@@ -55,7 +57,7 @@ METHODS = (
     (r"one[ _-]?(shot|look)", "one_shot"),
     (r"ssl[ _-]prior|rr-with-prior", "ssl_prior"),
     (r"cluster[ _-]votes|noise-?cluster", "cluster_votes"),
-    (r"lp-1st|randomized-response|debiased|forward|linear-answers|^rr$", "forward"),
+    (r"lp-1st|randomized-response|debiased|forward|^rr$", "forward"),
     (r"lp-\d+st|lp[ _-]mst", "lp_mst"),
     (r"alibi", "alibi"),
     (r"dp-sgd", "dp_sgd"),
