@@ -13,17 +13,16 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.public_features import extractor
+from experiments.public_features import encoder, extractor
 from labeldp.data import benchmarks, synthetic
 from labeldp.data.splits import Benchmark
 from labeldp.learning.clusters import kmeans
-from labeldp.learning.encoders import Encoder
 from labeldp.learning.features import Raw, extract
 from labeldp.private.randomizers import RandomizedResponse
 from labeldp.private.vault import LabelVault
@@ -71,8 +70,8 @@ def features(given: argparse.Namespace, images: Any) -> Tensor:
     """(n, dims). An encoder's outputs are kept before they are scaled: they do not depend on `dims`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if given.encoder:
-        encoder = cast("Encoder", extractor({"encoder": given.encoder}, images.shape[1], 0))
-        images = extract(replace(encoder, standardise=False), images, device=device, cache=given.cache)[0]
+        plain = replace(encoder(given.encoder, images.shape[1]), standardise=False)
+        images = extract(plain, images, device=device, cache=given.cache)[0]
         return extract(Raw(dims=given.dims or None), images)[0]
     kind = {"patches": given.filters} if given.filters else {"raw": True}
     found = extractor({**kind, "dims": given.dims or None}, images.shape[1], 0)

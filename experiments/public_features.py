@@ -98,7 +98,7 @@ def extractor(settings: Mapping[str, Any], channels: int, seed: int) -> Extracto
         _kept(settings["encoder"])
         return _Outputs(settings["encoder"], channels, seed)
     if set(settings) == {"encoder", "dims"}:
-        return replace(_encoder(settings["encoder"], channels), dims=dims, seed=seed)
+        return replace(encoder(settings["encoder"], channels), dims=dims, seed=seed)
     if settings.get("raw") is True and set(settings) <= {"raw", "dims"}:
         return Raw(dims=dims, seed=seed)
     raise ValueError(f"features={dict(settings)} are not known here; give patches, encoder or raw, and dims")
@@ -110,7 +110,8 @@ def fill(model: nn.Module, name: str, images: Tensor) -> None:
     unit_outputs(model.get_submodule("body"), images[:2048])
 
 
-def _encoder(name: str, channels: int) -> Encoder:
+def encoder(name: str, channels: int) -> Encoder:
+    """A kept encoder of images of so many channels."""
     return load_encoder(_kept(name), resnet18_v2(10, channels=channels).get_submodule("body"))
 
 
@@ -130,7 +131,7 @@ class _Outputs:
     seed: int
 
     def fit(self, inputs: Any, device: Any = None) -> _OutputsMap:
-        found = replace(_encoder(self.encoder, self.channels), standardise=False).fit(inputs, device)
+        found = replace(encoder(self.encoder, self.channels), standardise=False).fit(inputs, device)
         outputs = _once(self.encoder, found, inputs)
         return _OutputsMap(self.encoder, found, Raw(seed=self.seed).fit(outputs))
 
