@@ -49,8 +49,8 @@ METHODS = (
     (r"ldp-ssl|denoise-ssl|aug-descent|mean-teacher|fixmatch|shot-answers", None),
     # Of these recipes `choose` offers networks, which take longer and learn more.
     (r"^linear-", None),
-    # A linear student of a graph is a way to make the head.
-    (r"graph", "one_shot"),
+    # A graph of nearest rows makes better heads at small ε, but is not what users of `choose` get unasked.
+    (r"graph", None),
     (r"one[ _-]?(shot|look).*prior", "one_shot_prior"),
     (r"rounds|looks\b", "rounds"),
     (r"student", "one_shot+student"),
