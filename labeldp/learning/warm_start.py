@@ -22,8 +22,8 @@ def unit_outputs(body: nn.Module, inputs: Tensor) -> nn.Module:
     """Scale the body's last batch norm so that its outputs' median spread over these inputs is 1; changes it in place.
 
     Encoders trained for angles leave outputs of any size. Where they are small, as after SimCLR (0.016), a last layer
-    needs weights as much larger, and the last norm's own weights, small as they are, get gradients as much larger: one
-    step of training is then enough to ruin them. What the network can say stays the same.
+    needs weights as much larger, and the last norm's own weights, small as they are, get gradients as much larger: by
+    the square of it, a step changes them more. What the network can say stays the same.
 
     Args:
         body: ends in a batch norm, then only layers that scale with their input: ReLU, means, flattening.
