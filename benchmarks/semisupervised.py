@@ -9,8 +9,8 @@ are those that go through the network with a gradient, and for views those that 
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -32,6 +32,7 @@ from labeldp.timing import rates, show_rates
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 ROWS, BATCH, RATIO, STEPS = (10_000, 64, 7, 20) if CUDA else (2_000, 16, 7, 2)
+CONTESTS = ("views", "fixmatch", "co-refinement")
 DRAWS = np.random.default_rng(0)
 
 
@@ -203,11 +204,22 @@ def plain_views(pixels: np.ndarray) -> None:
     _wait()
 
 
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contests", nargs="*", metavar="CONTEST", help=f"of {', '.join(CONTESTS)}; all when none")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    strange = set(given.contests) - set(CONTESTS)
+    if strange:
+        parser.error(f"{', '.join(sorted(strange))}: give some of {', '.join(CONTESTS)}")
+    return given
+
+
 def main() -> None:
     """Alternate ours and the reference."""
     if not CUDA:
         torch.set_num_threads(1)
-    wanted = [name for name in sys.argv[1:] if name != "--json"]
+    given = _arguments()
     images = torch.rand(ROWS, 3, 32, 32).to(DEVICE, memory_format=torch.channels_last)
     pixels = (images.permute(0, 2, 3, 1) * 255).byte().cpu().numpy()
     classes = torch.randint(10, (ROWS,), device=DEVICE)
@@ -223,12 +235,12 @@ def main() -> None:
         ),
     }  # fmt: skip
     for name, (ours, plain, amount) in contests.items():
-        if wanted and name not in wanted:
+        if given.contests and name not in given.contests:
             continue
         ours()  # first touch of memory and kernels
         found = rates({"ours": ours, "one by one": plain}, amount=amount, repeats=3)
         print(f"{name}, {DEVICE.type}")
-        show_rates(found, "images/s", "--json" in sys.argv[1:], benchmark=f"semisupervised {name}", device=DEVICE.type)
+        show_rates(found, "images/s", given.json, benchmark=f"semisupervised {name}", device=DEVICE.type)
 
 
 if __name__ == "__main__":

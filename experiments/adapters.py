@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import pate, public_features, semi
-from experiments.settings import Run
+from experiments.settings import Run, named
 from labeldp.learning import augment, schedules
 from labeldp.learning.descent import rmsprop
 from labeldp.learning.fit import Progress, Report, accuracy, adam, fit, sgd
@@ -32,7 +32,6 @@ from labeldp.recipes import (
     labeldp_pro,
     lp_mst,
     one_shot,
-    one_shot_prior,
     rounds,
     rr,
     ssl_prior,
@@ -117,7 +116,7 @@ def stages(job: Training) -> nn.Module:
         job.model, job.inputs, job.vault,
         epsilon=job.epsilon, fit=fits if len(fits) > 1 else fits[0], seed=job.seed,
         shares=settings["shares"], temperature=settings["temperature"],
-        learn=semi.named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
+        learn=named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
         keep_plausible=settings.get("keep_plausible", True),
     )  # fmt: skip
 
@@ -126,12 +125,12 @@ def gradients(job: Training) -> nn.Module:
     """DP-SGD and LabelDP-Pro: noise for the run's epsilon, or a paper's noise at whatever epsilon that really is."""
     settings = job.settings
     given = {"noise_multiplier": settings["noise_multiplier"]} if "noise_multiplier" in settings else {}
-    denoiser = semi.named("denoiser", settings["denoiser"], DENOISERS)
+    denoiser = named("denoiser", settings["denoiser"], DENOISERS)
     return labeldp_pro.train(
         job.model, job.inputs.float(), job.vault,
         delta=settings["delta"], **(given or {"epsilon": job.epsilon}), epochs=settings["epochs"],
         batch_size=settings["batch_size"], bound=_bound(settings), denoiser=denoiser(**settings.get("projection", {})),
-        optimizer=_descent(settings), schedule=semi.named("schedule", settings["schedule"], SCHEDULES)(),
+        optimizer=_descent(settings), schedule=named("schedule", settings["schedule"], SCHEDULES)(),
         average=settings.get("average", 0.0), seed=job.seed, report=_epochs(job),
     )  # fmt: skip
 
@@ -183,21 +182,9 @@ def several_looks(job: Training) -> nn.Module:
     ).model  # fmt: skip
 
 
-def look_and_answers(job: Training, public: public_features.Public | None = None) -> nn.Module:
-    """One look, then answers under its head as prior; the split rehearsed, or by `share`."""
-    settings, public = job.settings, public or _public(job)
-    delta, split = settings["delta"], None
-    if "share" in settings:
-        first, second = one_shot_prior.split_budget(job.epsilon, delta, settings["share"])
-        split = one_shot_prior.Split(first, second, math.nan)
-    names = settings.get("learn", ["posterior_of_model", "likelihood"])
-    learns = [semi.named("learn", name, semi.LEARNS) for name in ([names] if isinstance(names, str) else names)]
-    stage = public.stage(job.vault.num_classes)
-    return one_shot_prior.train(
-        job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=delta, fit=_fits(job)[0],
-        learn=learns, shares=settings["shares"], split=split, rehearse=functools.partial(rehearse, stage=stage),
-        seed=job.seed,
-    ).model  # fmt: skip
+def look_and_answers(job: Training) -> nn.Module:
+    """One look, then answers under its head as prior."""
+    return semi.look_and_ask(job, _public(job), _fits(job)[0], shares=job.settings["shares"])
 
 
 def linear_answers(job: Training) -> nn.Module:
@@ -210,7 +197,8 @@ def linear_answers(job: Training) -> nn.Module:
 def linear_look_and_answers(job: Training) -> nn.Module:
     """`look_and_answers` with a linear layer on features as the model."""
     public = _public(job)
-    return public.on_images(look_and_answers(replace(job, model=_layer(job, public), inputs=public.features), public))
+    linear = replace(job, model=_layer(job, public), inputs=public.features)
+    return public.on_images(semi.look_and_ask(linear, public, _fits(job)[0], shares=job.settings["shares"]))
 
 
 def _layer(job: Training, public: public_features.Public) -> nn.Linear:
@@ -229,7 +217,7 @@ def cluster_prior(job: Training) -> nn.Module:
     return ssl_prior.train(
         job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0], prior_epsilon=part,
         clusters=_public(job).clusters(many),
-        learn=semi.named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
+        learn=named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
     )  # fmt: skip
 
 
@@ -256,7 +244,7 @@ def _descent(settings: Mapping[str, Any]) -> Any:
         "adam": lambda: adam(rate),
         "rmsprop": lambda: rmsprop(rate, momentum=momentum),
     }
-    return semi.named("optimizer", settings["optimizer"], made)()
+    return named("optimizer", settings["optimizer"], made)()
 
 
 def _epochs(job: Training) -> Callable[[labeldp_pro.Progress], None] | None:
@@ -335,7 +323,7 @@ def check_settings(run: Run) -> None:
     settings = run.settings
     if settings.get("recipe") not in FAMILIES:
         raise ValueError(f"{run.name}: recipe={settings.get('recipe')!r}; give one of {', '.join(FAMILIES)}")
-    semi.named("metric", run.metric, METRICS)
+    named("metric", run.metric, METRICS)
     family = FAMILIES[settings["recipe"]]
     absent = (_EVERY_NEEDS | family.needs) - set(settings)
     if absent:
@@ -356,7 +344,7 @@ def train(run: Run, inputs: Tensor, vault: LabelVault, report: Report | None) ->
 def model(settings: Mapping[str, Any], images: Tensor, num_classes: int, seed: int) -> nn.Module:
     """A fresh model for these images."""
     torch.manual_seed(seed)
-    made = semi.named("model", settings["model"], MODELS)(num_classes, images.shape[1])
+    made = named("model", settings["model"], MODELS)(num_classes, images.shape[1])
     made = made.to(images.device, memory_format=torch.channels_last)
     if "start" in settings:
         public_features.fill(made, settings["start"], images)
@@ -367,14 +355,14 @@ def _fits(job: Training) -> list[Any]:
     """One bound `fit` for every value of mixup: one for all stages, or one per stage."""
     settings = job.settings
     mixups = settings.get("mixup", 0.0)
-    optimizer = semi.named("optimizer", settings["optimizer"], OPTIMIZERS)
+    optimizer = named("optimizer", settings["optimizer"], OPTIMIZERS)
     return [
         functools.partial(
             fit,
             epochs=settings["epochs"],
             batch_size=settings["batch_size"],
             optimizer=optimizer(settings["learning_rate"], weight_decay=settings["weight_decay"]),
-            schedule=semi.named("schedule", settings["schedule"], SCHEDULES)(),
+            schedule=named("schedule", settings["schedule"], SCHEDULES)(),
             augment=_changes(settings),
             mixup=mixup,
             average=settings.get("average", 0.0),
@@ -390,4 +378,4 @@ def _changes(settings: Mapping[str, Any]) -> augment.Augment:
     """The changes by name; "learned" is AutoAugment's policy with crop and mirror, alone."""
     if settings["augment"] == ["learned"]:
         return semi.views(settings, learned_view())[1]
-    return augment.compose(*(semi.named("augment", name, AUGMENTS) for name in settings["augment"]))
+    return augment.compose(*(named("augment", name, AUGMENTS) for name in settings["augment"]))

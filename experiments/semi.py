@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import public_features
+from experiments.settings import named
 from labeldp.learning import objectives
 from labeldp.learning.augment import Augment
 from labeldp.learning.corefinement import co_refine
@@ -90,14 +91,21 @@ def head_and_two_networks(job: Training) -> nn.Module:
 
 
 def head_and_answers(job: Training) -> nn.Module:
-    """One look, whose head the network begins as; then answers under it as prior."""
-    settings, public = job.settings, _public(job)
-    first, second = one_shot_prior.split_budget(job.epsilon, settings["delta"], settings["share"])
+    """One look, whose head the network begins as where it has the encoder's weights; then answers under it as prior."""
+    return look_and_ask(job, _public(job), learner_of(job), shares=(1.0,), begin="start" in job.settings)
+
+
+def look_and_ask(job: Training, public: public_features.Public, fit: Any, **more: Any) -> nn.Module:
+    """One look, then answers under its head as prior; the split rehearsed, or by `share`."""
+    settings, split = job.settings, None
+    if "share" in settings:
+        first, second = one_shot_prior.split_budget(job.epsilon, settings["delta"], settings["share"])
+        split = one_shot_prior.Split(first, second, math.nan)
+    names = settings.get("learn", ["posterior_of_model", "likelihood"])
+    learns = [named("learn", name, LEARNS) for name in ([names] if isinstance(names, str) else names)]
     return one_shot_prior.train(
-        job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"],
-        fit=learner_of(job), learn=[named("learn", name, LEARNS) for name in settings["learn"]], shares=(1.0,),
-        split=one_shot_prior.Split(first, second, math.nan), rehearse=_rehearsal(job, public), seed=job.seed,
-        begin="start" in settings,
+        job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"], fit=fit,
+        learn=learns, split=split, rehearse=_rehearsal(job, public), seed=job.seed, **more,
     ).model  # fmt: skip
 
 
@@ -110,9 +118,7 @@ def learner_of(job: Training) -> Any:
 def teacher_of(job: Training) -> Any:
     """The mean teacher with the run's settings bound."""
     settings = job.settings
-    unread = set(settings) & {"ratio", "threshold", "apart", "schedule"}
-    if unread:
-        raise ValueError(f"the mean teacher does not read {sorted(unread)}; leave them out")
+    _refuse(settings, "the mean teacher", {"ratio", "threshold", "apart", "schedule", "cut"})
     weak, strong = views(settings, learned_view(**_sizes(settings)))
     return functools.partial(
         mean_teacher, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong,
@@ -126,6 +132,7 @@ def teacher_of(job: Training) -> Any:
 def fixmatch_of(job: Training) -> Any:
     """FixMatch with the run's settings bound."""
     settings = job.settings
+    _refuse(settings, "FixMatch", {"ramp"})
     given = {name: settings[name] for name in ("ratio", "threshold", "temperature", "strength") if name in settings}
     weak, strong = views(settings, strong_view(**_sizes(settings), cut=settings.get("cut", 16)))
     return functools.partial(
@@ -135,6 +142,12 @@ def fixmatch_of(job: Training) -> Any:
         apart=settings.get("apart", False),
         schedule=named("schedule", settings.get("schedule", "seven_sixteenths"), SCHEDULES)(), **given,
     )  # fmt: skip
+
+
+def _refuse(settings: Mapping[str, Any], who: str, strange: set[str]) -> None:
+    """A line of results must not claim a setting that had no effect."""
+    if unread := set(settings) & strange:
+        raise ValueError(f"{who} does not read {sorted(unread)}; leave them out")
 
 
 def _even(job: Training) -> Tensor | None:
@@ -148,6 +161,8 @@ ALGORITHMS = {"fixmatch": fixmatch_of, "mean teacher": teacher_of}
 def refine_of(job: Training) -> Any:
     """Co-refinement with the run's settings bound; the rate falls to a tenth at epoch `switch`."""
     settings = job.settings
+    if "start" not in settings:
+        _refuse(settings, "AugDescent from random weights", {"probe"})
     names = ("warmup", "threshold", "strength", "ramp", "history", "mixup", "steps", "compiled")
     weak, strong = views(settings, learned_view(**_sizes(settings)))
     refine = functools.partial(
@@ -189,10 +204,3 @@ def _shot(job: Training, public: public_features.Public) -> one_shot.OneShot:
     return one_shot.train(
         public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], rehearse=_rehearsal(job, public)
     )
-
-
-def named(setting: str, name: str, known: Mapping[str, Any]) -> Any:
-    """What a setting's name stands for; ValueError if it stands for nothing."""
-    if name not in known:
-        raise ValueError(f"{setting}={name!r} is not known here; give one of {', '.join(known)}")
-    return known[name]

@@ -8,7 +8,7 @@ settings of its own, and `by_epsilon` for those that differ between values.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,3 +91,10 @@ def first_seeds(group: dict[str, Any], count: int) -> list[int]:
 def quickened(run: Run) -> Run:
     """The same run with few epochs, and marked: its line never counts for the table."""
     return replace(run, settings={**run.settings, "epochs": min(run.settings["epochs"], QUICK_EPOCHS), "quick": True})
+
+
+def named(setting: str, name: str, known: Mapping[str, Any]) -> Any:
+    """What a setting's name stands for; ValueError if it stands for nothing."""
+    if name not in known:
+        raise ValueError(f"{setting}={name!r} is not known here; give one of {', '.join(known)}")
+    return known[name]

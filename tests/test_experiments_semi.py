@@ -80,3 +80,16 @@ def test_kept_labels_beside_the_formula():
     assert line["guesses right"] == line["formula"] == line["kept right"] == 1.0
     assert line["kept"] == pytest.approx(line["answers right"])
     assert line["estimated"] == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unread"),
+    [
+        ({**MATCH, "recipe": "ldp_ssl", "ramp": 0.5}, "ramp"),
+        ({**TEACHER, "recipe": "ldp_ssl", "cut": 6}, "cut"),
+        ({**REFINE, "recipe": "aug_descent", "probe": True}, "probe"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, unread):
+    with pytest.raises(ValueError, match=rf"does not read \['{unread}'\]"):
+        run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
