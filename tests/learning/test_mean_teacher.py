@@ -1,4 +1,4 @@
-"""Mean teacher: targets are Bayes' rule, the step is the formula, unlabelled rows help, killed runs go on."""
+"""Mean teacher: targets are Bayes' rule, the step is the formula, the teacher helps, killed runs go on."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
 from labeldp import LabelVault, SecureRandom
 from labeldp.learning import mean_teacher as module
-from labeldp.learning.fit import accuracy, adam, fit
+from labeldp.learning.fit import accuracy, adam
 from labeldp.learning.loop import PausedError
 from labeldp.learning.mean_teacher import mean_teacher, told
 from labeldp.learning.objectives import forward_corrected, on_classes
@@ -114,26 +114,30 @@ def test_no_gradient_reaches_the_teacher(monkeypatch):
     assert all(p.grad is not None for p in seen["net"].model.parameters())
 
 
-def test_unlabelled_rows_help():
-    """One picture in forty has a label: with the others beside them, more are right than without."""
-    images, labels = pictures(600, noise=0.25)
-    rows, settings = torch.arange(15), {"batch_size": 60, "optimizer": adam(5e-3)}
-    alone = fit(network(), images, on_classes(labels), rows=rows, epochs=100, augment=STRONG, **settings)
-    settings |= {"weak": WEAK, "strong": STRONG, "schedule": constant(), "average": 0.9}
-    both = mean_teacher(network(), images, on_classes(labels), rows=rows, epochs=40, **settings)
-    few, many = (accuracy(model, *pictures(2000, 1, 0.25)) for model in (alone, both))
-    assert many > few + 0.03
+def test_the_ramp_follows_the_training():
+    """With a ramp over all of it, the last step's share is what the checkpoint would hold."""
+    network_ = module._Taught(network(), None)
+    assert network_.ramped(0.5).item() == pytest.approx(math.exp(-5))
+    network_.follow(0.9)(0.75)
+    assert network_.ramped(0.5).item() == 1
+    assert network_.ramped(1.0).item() == pytest.approx(math.exp(-5 / 16))
+    assert network_.state_dict()["done"].item() == 0.75
 
 
-def test_learns_from_answers_most_of_which_are_wrong():
-    """ε = 0.7 among three classes: half of the answers are right, and the network is right nearly always."""
-    images, labels = pictures(2000)
-    noisy = LabelVault(labels.numpy(), K, rng=SecureRandom(1)).release(RandomizedResponse(0.7, K))
-    model = mean_teacher(
-        network(), images, forward_corrected(noisy), epochs=15, batch_size=50, prior=torch.full((K,), 1 / K), **SETTINGS
-    )
-    assert (noisy.hard() == labels.numpy()).mean() < 0.55
-    assert accuracy(model, *pictures(600, 1)) > 0.9
+def on_noisy_answers(epsilon, strength):
+    images, labels = pictures(1000, noise=0.25)
+    noisy = LabelVault(labels.numpy(), K, rng=SecureRandom(1)).release(RandomizedResponse(epsilon, K))
+    settings = {**SETTINGS, "epochs": 15, "batch_size": 50, "prior": torch.full((K,), 1 / K), "strength": strength}
+    model = mean_teacher(network(), images, forward_corrected(noisy), **settings)
+    return (noisy.hard() == labels.numpy()).mean(), accuracy(model, *pictures(2000, 1, 0.25))
+
+
+def test_the_teacher_helps_where_most_answers_are_wrong():
+    """ε = 0.5 among three classes: 45% of the answers are right. As many steps of their likelihood alone learn less."""
+    (right, alone), (_, taught) = on_noisy_answers(0.5, 0.0), on_noisy_answers(0.5, 1.0)
+    assert right < 0.5
+    assert taught > 0.95
+    assert taught > alone + 0.05
 
 
 def test_a_paused_run_goes_on_as_if_it_had_not(tmp_path):
