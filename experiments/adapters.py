@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from experiments import pate, public_features, semi
 from experiments.settings import Run, named
 from labeldp.learning import augment, schedules
+from labeldp.learning.crops import OverCrops
 from labeldp.learning.descent import rmsprop
 from labeldp.learning.fit import Progress, Report, accuracy, adam, fit, sgd
 from labeldp.learning.rehearsal import rehearse
@@ -256,7 +257,7 @@ def _epochs(job: Training) -> Callable[[labeldp_pro.Progress], None] | None:
 
 
 _EVERY_NEEDS = frozenset({"dataset", "model", "recipe", "epochs"})
-_EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick", "start"})
+_EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick", "start", "mirrored"})
 _FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "augment"})
 _FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled"})
 _LOOKS_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
@@ -301,7 +302,8 @@ FAMILIES: dict[str, Family] = {
         semi.answers_and_two_networks, semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE | {"known_noise"}
     ),
     "one_shot_fixmatch": Family(
-        semi.head_and_fixmatch, _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"per_class"}, semi.FIXMATCH_MAY_HAVE
+        semi.head_and_fixmatch, _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"per_class"},
+        semi.FIXMATCH_MAY_HAVE | {"student"},
     ),
     "one_shot_answers": Family(
         semi.head_and_answers, _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"share", "learn"}, semi.FIXMATCH_MAY_HAVE
@@ -338,7 +340,8 @@ def train(run: Run, inputs: Tensor, vault: LabelVault, report: Report | None) ->
     check_settings(run)
     made = model(run.settings, inputs, vault.num_classes, run.seed)
     job = Training(made, inputs, vault, run.epsilon, run.seed, run.settings, report)
-    return FAMILIES[run.settings["recipe"]].train(job)
+    trained = FAMILIES[run.settings["recipe"]].train(job)
+    return OverCrops(trained, side=1.0, grid=1) if run.settings.get("mirrored", False) else trained
 
 
 def model(settings: Mapping[str, Any], images: Tensor, num_classes: int, seed: int) -> nn.Module:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from labeldp.data import benchmarks, synthetic
 from labeldp.learning.cache import content_key
 from labeldp.learning.clusters import Clusters, kmeans
+from labeldp.learning.crops import OverCrops
 from labeldp.learning.encoders import Encoder, load_encoder
 from labeldp.learning.features import Extractor, FeatureMap, Patches, Raw
 from labeldp.learning.neighbours import NeighbourMap, Neighbours
@@ -28,6 +29,8 @@ from labeldp.learning.warm_start import unit_outputs
 from labeldp.models.zoo import resnet18_v2
 
 _ROOT = Path(__file__).parent.parent
+# Of a crop, as a share of the image's.
+_SIDE = 0.75
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +89,8 @@ _KEPT: dict[Any, Public] = {}
 def extractor(settings: Mapping[str, Any], channels: int, seed: int) -> Extractor:
     """{patches = 800, dims = 2048}, {encoder = "experiments/artifacts/….safetensors"} or {raw = true}.
 
+    With `crops = 3` beside the encoder alone: its outputs averaged over 3 × 3 crops of three quarters of the side, and
+    their mirrors.
     With `graph = 64` as well: so many eigenvectors of the graph of nearest rows by those features.
     """
     if "graph" in settings:
@@ -94,9 +99,9 @@ def extractor(settings: Mapping[str, Any], channels: int, seed: int) -> Extracto
     dims = settings.get("dims")
     if set(settings) <= {"patches", "dims", "size", "pool"} and "patches" in settings:
         return Patches(settings["patches"], settings.get("size"), settings.get("pool"), dims=dims, seed=seed)
-    if set(settings) == {"encoder"}:
+    if {"encoder"} <= set(settings) <= {"encoder", "crops"}:
         _kept(settings["encoder"])
-        return _Outputs(settings["encoder"], channels, seed)
+        return _Outputs(settings["encoder"], channels, seed, settings.get("crops"))
     if set(settings) == {"encoder", "dims"}:
         return replace(encoder(settings["encoder"], channels), dims=dims, seed=seed)
     if settings.get("raw") is True and set(settings) <= {"raw", "dims"}:
@@ -129,16 +134,19 @@ class _Outputs:
     encoder: str
     channels: int
     seed: int
+    crops: int | None = None
 
     def fit(self, inputs: Any, device: Any = None) -> _OutputsMap:
-        found = replace(encoder(self.encoder, self.channels), standardise=False).fit(inputs, device)
-        outputs = _once(self.encoder, found, inputs)
-        return _OutputsMap(self.encoder, found, Raw(seed=self.seed).fit(outputs))
+        kept = replace(encoder(self.encoder, self.channels), standardise=False)
+        if self.crops is not None:
+            kept = replace(kept, model=OverCrops(kept.model, side=_SIDE, grid=self.crops))
+        name, found = f"{self.encoder} {self.crops}", kept.fit(inputs, device)
+        return _OutputsMap(name, found, Raw(seed=self.seed).fit(_once(name, found, inputs)))
 
 
 @dataclass(frozen=True, eq=False)
 class _OutputsMap:
-    encoder: str
+    name: str
     found: FeatureMap
     scaled: FeatureMap
 
@@ -147,11 +155,11 @@ class _OutputsMap:
         return self.scaled.dim
 
     def features(self, inputs: Any) -> Tensor:
-        return self.scaled.features(_once(self.encoder, self.found, inputs))
+        return self.scaled.features(_once(self.name, self.found, inputs))
 
 
-def _once(encoder: str, found: FeatureMap, inputs: Any) -> Tensor:
-    key = content_key(encoder, inputs)
+def _once(name: str, found: FeatureMap, inputs: Any) -> Tensor:
+    key = content_key(name, inputs)
     if key not in _OUTPUTS:
         _OUTPUTS[key] = found.features(inputs)
     return _OUTPUTS[key]

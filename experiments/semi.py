@@ -16,14 +16,14 @@ from experiments.settings import named
 from labeldp.learning import objectives
 from labeldp.learning.augment import Augment
 from labeldp.learning.corefinement import co_refine
-from labeldp.learning.fit import sgd
+from labeldp.learning.fit import fit, sgd
 from labeldp.learning.fixmatch import fixmatch, seven_sixteenths, weights_sgd
 from labeldp.learning.mean_teacher import mean_teacher
 from labeldp.learning.rehearsal import rehearse
 from labeldp.learning.schedules import one_cycle, piecewise
 from labeldp.learning.semisupervised import Labels
 from labeldp.learning.strong_views import learned_view, scaled, strong_view, weak_view
-from labeldp.learning.warm_start import probe, probed
+from labeldp.learning.warm_start import begin_as, probe, probed
 from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, lp_mst, one_shot, one_shot_prior
 
 if TYPE_CHECKING:
@@ -77,11 +77,29 @@ def answers_and_two_networks(job: Training) -> nn.Module:
 
 
 def head_and_fixmatch(job: Training) -> nn.Module:
-    """One look, then FixMatch on the head's surest labels of every class."""
-    public, per_class = _public(job), job.settings["per_class"]
+    """One look, then FixMatch on the surest labels of every class: the head's, or those of a `student` of it."""
+    public, settings = _public(job), job.settings
+    student = student_of(job) if "student" in settings else None
+    shot = _shot(job, public)
+    if student is not None and "start" in settings:
+        begin_as(job.model, job.inputs, shot.logits(public.features))
     return ldp_ssl.train_after(
-        _shot(job, public), public.features, job.model, job.inputs, per_class=per_class, fit=learner_of(job)
-    )
+        shot, public.features, job.model, job.inputs, per_class=settings["per_class"], fit=learner_of(job),
+        student=student,
+    )  # fmt: skip
+
+
+def student_of(job: Training) -> Any:
+    """Plain training under AutoAugment's views, with the settings in `student` before the run's own."""
+    own = job.settings["student"]
+    if unread := set(own) - {"epochs", "batch_size", "learning_rate", "weight_decay", "average"}:
+        raise ValueError(f"student has settings that its training does not read: {sorted(unread)}")
+    settings = {**job.settings, **own}
+    return functools.partial(
+        fit, epochs=settings["epochs"], batch_size=settings["batch_size"], schedule=one_cycle(0.2), seed=job.seed,
+        optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), report=job.report,
+        augment=views(settings, learned_view(**_sizes(settings)))[1], average=settings.get("average", 0.0),
+    )  # fmt: skip
 
 
 def head_and_two_networks(job: Training) -> nn.Module:

@@ -96,6 +96,21 @@ def test_an_encoder_from_a_file(tmp_path, monkeypatch):
         public_features.extractor({"encoder": "other.safetensors"}, 1, seed=0)
 
 
+def test_an_encoder_over_crops(tmp_path, monkeypatch):
+    """Nine crops and their mirrors: features other than the encoder's own, and a mirror has the same."""
+    monkeypatch.setattr(public_features, "_ROOT", tmp_path)
+    monkeypatch.setattr(public_features, "_OUTPUTS", {})
+    torch.manual_seed(0)
+    save_encoder(tmp_path / "tiny.safetensors", Encoder(resnet18_v2(10, channels=1).body, (0.5,), (0.25,)))
+    raw = torch.zeros(6, 1, 16, 16, dtype=torch.uint8).random_(256)
+    plain, crops = (
+        public_features.extractor({"encoder": "tiny.safetensors", **more}, 1, seed=0).fit(raw)
+        for more in ({}, {"crops": 3})
+    )
+    assert not torch.allclose(plain.features(raw), crops.features(raw), atol=0.1)
+    assert torch.allclose(crops.features(raw.flip(-1)), crops.features(raw), atol=1e-2)
+
+
 @pytest.mark.parametrize("features", [{}, {"patch": 3}, {"patches": 3, "raw": True}, {"raw": False}])
 def test_features_that_nobody_knows_are_refused(features):
     with pytest.raises(ValueError, match="not known here"):
@@ -109,6 +124,6 @@ def test_the_settings_file_can_be_run():
     for one in found:
         adapters.check_settings(one)
         assert one.settings["model"] in adapters.MODELS
-        assert one.settings["features"].keys() <= {"patches", "encoder", "dims", "graph"}
+        assert one.settings["features"].keys() <= {"patches", "encoder", "dims", "graph", "crops"}
     with pytest.raises(ValueError, match="sharse"):
         adapters.check_settings(replace(found[0], settings={**found[0].settings, "sharse": 1}))

@@ -35,6 +35,7 @@ def _nothing_kept(monkeypatch):
         {**MATCH, **HEAD, "recipe": "denoise_ssl", "share": 0.3},
         {**REFINE, "recipe": "aug_descent", "known_noise": True, "history": 2},
         {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5},
+        {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5, "student": {"epochs": 1}, "mirrored": True},
         {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
         {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
         {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
@@ -71,6 +72,20 @@ def test_an_unknown_objective_is_refused():
     settings = {**MATCH, "recipe": "ldp_ssl", "objective": "hope"}
     with pytest.raises(ValueError, match="objective='hope'"):
         run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
+
+
+def test_a_misspelt_setting_of_the_student_is_refused():
+    settings = {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5, "student": {"epoch": 1}}
+    with pytest.raises(ValueError, match=r"does not read: \['epoch'\]"):
+        run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
+
+
+def test_a_mirrored_model_says_the_same_of_mirrors():
+    settings = {**MATCH, "recipe": "ldp_ssl", "mirrored": True}
+    images, _, sealed, _ = run.data(synthetic.NAME, "cpu")
+    made = adapters.train(Run("tiny", "semi", 2.0, 1, settings), images, run.fresh_vault(sealed), None).eval()
+    with torch.no_grad():
+        assert torch.allclose(made(images[:8]), made(images[:8].flip(-1)), atol=1e-5)
 
 
 def test_kept_labels_beside_the_formula():

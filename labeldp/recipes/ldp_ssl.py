@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from labeldp.learning.fit import Inputs
+from labeldp.learning.fit import Inputs, predict
 from labeldp.learning.objectives import Objective, on_answers
 from labeldp.learning.semisupervised import Labels, as_labels, surest
 from labeldp.private.vault import LabelVault
+from labeldp.recipes import students
 from labeldp.recipes.common import Fit, checkpoint_of, device_of, in_folder, response, train_once
 from labeldp.recipes.one_shot import OneShot
 from labeldp.releases import NoisyLabels
@@ -70,15 +71,25 @@ def train_after(
     *,
     per_class: int,
     fit: Fit,
+    student: Fit | None = None,
     folder: Path | None = None,
 ) -> nn.Module:
     """Train on the head's surest labels of every class, and on all other rows without one; the look was paid for.
 
-    A head's confident labels are nearly always right at a small fraction of the ε that answers per row would need.
+    A head's confident labels are nearly always right at a small fraction of the ε that answers per row would need. They
+    are of easy rows, though. A student of all the head's probabilities (`recipes.students`) has learnt from the others
+    too: its surest labels are better, and FixMatch goes on from its weights.
 
     Args:
         shot: what `one_shot.train` returned.
         features: the features it was trained on, (n, p).
         per_class: how many labels of each predicted class are kept.
+        fit: as in `learn`.
+        student: how the model first learns the head's probabilities, such as `learning.fit.fit` with its settings
+            bound; the labels are then the model's own. None takes the head's.
     """
-    return learn(model, inputs, surest(shot.probabilities(features), per_class), fit=fit, folder=folder)
+    probabilities = shot.probabilities(features)
+    if student is not None:
+        model = students.train(model, inputs, probabilities, fit=student, folder=folder)
+        probabilities = predict(model, inputs).softmax(dim=1)
+    return learn(model, inputs, surest(probabilities, per_class), fit=fit, folder=folder)

@@ -12,7 +12,7 @@ import torch
 from labeldp import LabelVault, LaplaceOneHot, SecureRandom
 from labeldp.accounting.events import PureDP
 from labeldp.learning.corefinement import co_refine
-from labeldp.learning.fit import accuracy, adam
+from labeldp.learning.fit import accuracy, adam, fit, predict
 from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.objectives import forward_corrected
 from labeldp.learning.schedules import constant
@@ -119,6 +119,30 @@ def test_the_surest_labels_of_a_head_teach_a_network():
     assert len(picked.rows()) == 90
     assert right > head
     assert score(model) > max(head, 0.95)
+    assert vault.certificate(1e-5).epsilon == spent
+
+
+def test_a_student_of_the_head_goes_first():
+    """FixMatch gets the student's labels and weights: with none of its own, the student alone comes back."""
+    found, vault = shot()
+    spent = vault.certificate(1e-5).epsilon
+    taught = []
+
+    def student(model, inputs, objective, **settings):
+        taught.append(fit(model, inputs, objective, epochs=10, batch_size=32, optimizer=adam(5e-3), **settings))
+        return taught[0]
+
+    def keep(model, inputs, objective, *, rows, **settings):
+        own = predict(model, inputs).softmax(dim=1)
+        assert torch.equal(rows, surest(own, 30).rows())
+        assert model is taught[0]
+        return model
+
+    settings = {"per_class": 30, "student": student}
+    model = ldp_ssl.train_after(found, features(), network(), pictures()[0], fit=keep, **settings)
+    head = float((found.predict(features()) == pictures()[1]).float().mean())
+    assert score(model) > head
+    assert score(ldp_ssl.train_after(found, features(), network(), pictures()[0], fit=FIT, **settings)) > 0.95
     assert vault.certificate(1e-5).epsilon == spent
 
 
