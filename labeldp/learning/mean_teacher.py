@@ -2,8 +2,8 @@
 
     q_i = softmax(slow network (weak view of x_i))                 the teacher, whose weights are a moving average
     r_i = q_i − ∂ objective(z, i) / ∂z  at z = log q_i              what the private label makes of that belief
-    loss = mean_labelled objective(model(strong view of x_i), i)
-           + λ·ramp · mean_i CE(r_i^{1/T}, model(strong view of x_i))       for a row without a label r_i = q_i
+    loss = (1 − w) · mean_labelled objective(model(strong view of x_i), i)
+           + w · mean_i CE(r_i^{1/T}, model(strong view of x_i))            for a row without a label r_i = q_i
 
 A. Tarvainen and H. Valpola, "Mean teachers are better role models", 2017, with the weak and strong views of Sohn et
 al. 2020 and a target that knows the label. For the likelihood of an answer, −log Σ_c softmax(z)_c·P(answer | c), the
@@ -13,8 +13,10 @@ target t it is q − t, and r = t. So `mean_teacher` has the face of `labeldp.le
 `fit` argument can train by it.
 
 Rows cost four passes forward (one for the teacher, three for a step), where FixMatch with seven unlabelled rows to a
-labelled one costs six or more. A teacher that knows nothing yet teaches itself one class: the ramp keeps it out until
-the labels have taught it something. One that starts well (`learning.warm_start`) needs none.
+labelled one costs six or more. A teacher that knows nothing yet teaches itself one class: the ramp, w from near 0 to
+λ ≤ 1, keeps it out until the labels have taught it something. One that starts well (`learning.warm_start`) needs none,
+and can have all of the loss, λ = 1: a network learns noisy answers by heart in time, likelihood or not, and the
+teacher's posterior holds the same answers against what other rows have taught. From random weights λ = 1 is slow.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def mean_teacher(
     rows: Tensor | None = None,
     batch_size: int = 512,
     temperature: float = 1.0,
-    strength: float = 1.0,
+    strength: float = 0.5,
     ramp: float = 0.4,
     weak: Augment | None = None,
     strong: Augment | None = None,
@@ -62,7 +64,8 @@ def mean_teacher(
         objective: (logits, row numbers) → loss per row; asked about labelled rows only.
         rows: the labelled rows (all when None), on the same device.
         temperature: T; below 1 sharpens what the teacher says.
-        strength, ramp: λ, and the share of training over which it grows to that, as exp(−5·(1 − t)²).
+        strength, ramp: λ, how much of the loss is the teacher's in the end, from 0 to 1, and the share of training over
+            which it grows to that, w = λ·exp(−5·(1 − t)²).
         weak, strong: views of the inputs, `weak_view()` and `learned_view()` when None, which are for images in [0, 1];
             for scaled images wrap them in `strong_views.scaled`.
         prior: class shares, (K,), to which the teacher's beliefs are held; not used when None.
@@ -95,7 +98,7 @@ def mean_teacher(
         logits = forward(difficult).float()
         own = torch.where(known, objective(logits, asked), 0.0).sum() / known.sum().clamp_min(1)
         taught = -(targets * log_softmax(logits, dim=1)).sum(dim=1).mean()
-        return own + strength * network.ramped(ramp) * taught
+        return own.lerp(taught, strength * network.ramped(ramp))
 
     usual: dict[str, Any] = {"optimizer": sgd(0.03, weight_decay=5e-4), "schedule": one_cycle(0.2)}
     settings: Any = {**usual, **loop, "batch_size": min(batch_size, len(inputs))}
@@ -154,7 +157,7 @@ def _mask(rows: Tensor | None, count: int, device: torch.device) -> Tensor:
 
 
 def _check(temperature: float, strength: float, ramp: float, average: float) -> None:
-    if not temperature > 0 or not strength >= 0:
-        raise ValueError(f"temperature={temperature}, strength={strength}; give more than 0, and 0 or more")
+    if not temperature > 0 or not 0 <= strength <= 1:
+        raise ValueError(f"temperature={temperature}, strength={strength}; give more than 0, and a share from 0 to 1")
     if not 0 <= ramp <= 1 or not 0 < average < 1:
         raise ValueError(f"ramp={ramp}, average={average}; give a share of training, and a decay between 0 and 1")

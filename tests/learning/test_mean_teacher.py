@@ -78,7 +78,7 @@ def captured(monkeypatch, **more):
 def test_one_step_is_the_formula(monkeypatch, done, ramp, weight):
     """Rows 20 … 29 have a label, 30 … 43 have none; the teacher is at rest and another network than the model."""
     images, labels = pictures(120)
-    seen = captured(monkeypatch, model=network(), temperature=0.5, strength=2.0, ramp=ramp)
+    seen = captured(monkeypatch, model=network(), temperature=0.5, strength=0.8, ramp=ramp)
     seen["net"].slow.load_state_dict(network(4).state_dict())
     seen["net"].done.fill_(done)
     batch = torch.arange(20, 44)
@@ -90,7 +90,8 @@ def test_one_step_is_the_formula(monkeypatch, done, ramp, weight):
     targets = beliefs**2 / (beliefs**2).sum(dim=1, keepdim=True)
     logits = network().train()(difficult)
     taught = -(targets * log_softmax(logits, dim=1)).sum(dim=1).mean()
-    expected = cross_entropy(logits[:10], labels[20:30]) + 2.0 * weight * taught
+    share = 0.8 * weight
+    expected = (1 - share) * cross_entropy(logits[:10], labels[20:30]) + share * taught
     assert value.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
@@ -162,6 +163,7 @@ def test_mixed_precision_is_for_gpus_unless_told():
     [
         ({"temperature": 0.0}, "temperature"), ({"average": 1.0}, "average"), ({"average": 0.0}, "average"),
         ({"rows": torch.arange(0)}, "rows"), ({"ramp": 1.5}, "ramp"), ({"strength": -1.0}, "strength"),
+        ({"strength": 1.5}, "strength"),
     ],
 )  # fmt: skip
 def test_refuses_wrong_settings(settings, named):
