@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,12 +90,34 @@ def head_and_fixmatch(job: Training) -> nn.Module:
     )  # fmt: skip
 
 
+def studied_head_and_answers(job: Training) -> nn.Module:
+    """One look, `head_and_fixmatch` by the settings in `study`, answers under that network, then the posterior."""
+    public, settings, own = _public(job), job.settings, job.settings["study"]
+    _check_own("study", own, FIXMATCH_NEEDS | FIXMATCH_MAY_HAVE | {"epochs", "per_class"})
+    learner, student = learner_of(replace(job, settings={**settings, **own})), student_of(job)
+
+    def study(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
+        return ldp_ssl.train_after(
+            shot, public.features, model, inputs, per_class=own["per_class"], fit=learner, student=student
+        )
+
+    return look_and_ask(job, public, _plainly(job, settings), shares=(1.0,), begin="start" in settings, study=study)
+
+
 def student_of(job: Training) -> Any:
-    """Plain training under AutoAugment's views, with the settings in `student` before the run's own."""
+    """Plain training with the settings in `student` before the run's own."""
     own = job.settings["student"]
-    if unread := set(own) - {"epochs", "batch_size", "learning_rate", "weight_decay", "average"}:
-        raise ValueError(f"student has settings that its training does not read: {sorted(unread)}")
-    settings = {**job.settings, **own}
+    _check_own("student", own, {"epochs", "batch_size", "learning_rate", "weight_decay", "average"})
+    return _plainly(job, {**job.settings, **own})
+
+
+def _check_own(name: str, own: Mapping[str, Any], known: Set[str]) -> None:
+    if unread := set(own) - known:
+        raise ValueError(f"{name} has settings that its training does not read: {sorted(unread)}")
+
+
+def _plainly(job: Training, settings: Mapping[str, Any]) -> Any:
+    """`fit` under AutoAugment's views, with these settings bound."""
     return functools.partial(
         fit, epochs=settings["epochs"], batch_size=settings["batch_size"], schedule=one_cycle(0.2), seed=job.seed,
         optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), report=job.report,

@@ -21,6 +21,12 @@ REFINE = {**COMMON, "epochs": 2, "warmup": 1, "switch": 1}
 HEAD = {"features": {"patches": 16, "dims": 20}, "delta": 1e-5}
 
 
+STUDIED = {
+    "recipe": "one_shot_studied", "epochs": 1, "learn": ["posterior_of_model"], "share": 0.3,
+    "student": {"epochs": 1}, "study": {"epochs": 1, "per_class": 5, "ratio": 2, "cut": 6},
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch):
     monkeypatch.setattr(public_features, "_KEPT", {})
@@ -36,6 +42,7 @@ def _nothing_kept(monkeypatch):
         {**REFINE, "recipe": "aug_descent", "known_noise": True, "history": 2},
         {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5},
         {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5, "student": {"epochs": 1}, "mirrored": True},
+        {**COMMON, **HEAD, **STUDIED},
         {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
         {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
         {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
@@ -57,7 +64,7 @@ def test_the_file_is_read():
         adapters.check_settings(each)
     assert {each.settings["recipe"] for each in found} == {
         "ldp_ssl", "denoise_ssl", "aug_descent", "one_shot_fixmatch", "one_shot_aug_descent",
-        "one_shot_answers", "one_shot_student",
+        "one_shot_answers", "one_shot_student", "one_shot_studied",
     }  # fmt: skip
 
 
@@ -74,9 +81,10 @@ def test_an_unknown_objective_is_refused():
         run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
 
 
-def test_a_misspelt_setting_of_the_student_is_refused():
-    settings = {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5, "student": {"epoch": 1}}
-    with pytest.raises(ValueError, match=r"does not read: \['epoch'\]"):
+@pytest.mark.parametrize("part", ["student", "study"])
+def test_a_misspelt_setting_of_a_part_is_refused(part):
+    settings = {**COMMON, **HEAD, **STUDIED, part: {"epoch": 1}}
+    with pytest.raises(ValueError, match=rf"{part} has settings .* does not read: \['epoch'\]"):
         run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
 
 

@@ -22,6 +22,8 @@ _LEAST_SPREAD, _UNKNOWN_SPREAD = 0.2, 0.5
 # Scores whose softmax is looked at: the sum over all rows is needed to a per cent only.
 _CELLS = 1 << 16
 _GRID = 97
+# Between which `scale_by_answers` looks, a step of it being six per cent.
+_SOFTEST, _SHARPEST = 0.05, 20.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,45 @@ def likeliest_scale(scores: Tensor, gain: Tensor) -> float:
         rising = gain > _expected_gain(scores, middle.exp())
         lowest, highest = torch.where(rising, middle, lowest), torch.where(rising, highest, middle)
     return math.exp(float(lowest + highest) / 2)
+
+
+def softened(scores: Tensor, confidence: float) -> Tensor:
+    """t·scores, t ≤ 1 such that the mean largest probability is `confidence`, or less where it was less before.
+
+    For networks that were trained to be sure of their own guesses, and are surer than they are right.
+
+    >>> softened(torch.tensor([[4.0, 0.0]]), 0.75).softmax(dim=1)
+    tensor([[0.7500, 0.2500]])
+    """
+    if not 0 < confidence <= 1:
+        raise ValueError(f"confidence={confidence} is no share of rows; give a number above 0 and at most 1")
+    low, high = 0.0, 1.0
+    if float(torch.softmax(scores, dim=1).amax(dim=1).mean()) <= confidence:
+        return scores
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        sure = float(torch.softmax(middle * scores, dim=1).amax(dim=1).mean()) > confidence
+        low, high = (low, middle) if sure else (middle, high)
+    return (low + high) / 2 * scores
+
+
+def scale_by_answers(scores: Tensor, evidence: Tensor) -> float:
+    """The t for which private answers are likeliest if softmax(t·scores) were the rows' class probabilities.
+
+        t = argmax Σ_i log Σ_c softmax(t·s_i)_c · P(answer_i | c)
+
+    One number from all answers, which were paid for. It is honest where the scores have not seen these rows' answers.
+
+    Args:
+        scores: (n, K), not made with these answers.
+        evidence: log P(answer | c) of each row, (n, K), up to a constant of the row (`learning.targets.evidence`).
+    """
+    steps = torch.linspace(math.log(_SOFTEST), math.log(_SHARPEST), _GRID, dtype=torch.float64).exp()
+    likely = [
+        torch.logsumexp(torch.log_softmax(float(t) * scores.float(), dim=1) + evidence.float(), dim=1).sum()
+        for t in steps
+    ]
+    return float(steps[int(torch.stack(likely).argmax())])
 
 
 def honest_scale(

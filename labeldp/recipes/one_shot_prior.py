@@ -10,6 +10,11 @@ Each of the two does what it is good at: a moment of all rows is nearly free at 
 nothing; a single answer under a good prior has to tell two or three classes apart and not ten (Ghazi et al. 2021, whose
 LP-MST is the second step; here its first stage has a prior, too).
 
+With `study` the model learns from the head before anything is asked, by any method that needs no more labels, and its
+probabilities are the prior: a network that has seen all images is right more often than a head, and the posterior is
+still honest, for the prior knows nothing of the answers. (A model that goes on learning from its own posteriors does,
+of the very row: it counts an answer again and again, until it is sure of it.)
+
 Every row is in the moment and is asked once: adaptive composition of a Gaussian look and a pure one.
 ε₁ is the largest for which the two together cost (ε, δ) by their privacy loss distributions, a little more than ε − ε₂.
 How to split is rehearsed on clusters before the first look (`rehearse_split`). Where answers would be no better than
@@ -21,7 +26,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +41,7 @@ from labeldp.learning.fit import Inputs, predict
 from labeldp.learning.heads import Head, ridge_head
 from labeldp.learning.rehearsal import Stage, rehearse
 from labeldp.learning.targets import evidence
+from labeldp.learning.temperature import scale_by_answers, softened
 from labeldp.learning.warm_start import begin_as, body_and_last
 from labeldp.private.randomizers import PriorResponse, TopKResponse
 from labeldp.private.vault import LabelVault
@@ -50,6 +56,8 @@ from labeldp.releases import BoolArray, FloatArray, NoisyLabels
 # Shares of ε that the rehearsal of the split tries for the first look; 1 leaves nothing for the answers.
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _ROOT2 = math.sqrt(2.0)
+# The model, its inputs and the look ↦ the model, taught by the look alone.
+Study = Callable[[nn.Module, Inputs, OneShot], nn.Module]
 # Prior (n, K) and ε ↦ which classes may be answered, booleans (n, K), at least one in each row.
 Sets = Callable[[npt.NDArray[np.float64], float], BoolArray]
 
@@ -131,6 +139,7 @@ def train(
     split: Split | None = None,
     rehearse: Rehearse = rehearse,
     begin: bool = False,
+    study: Study | None = None,
     seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
@@ -152,6 +161,10 @@ def train(
         rehearse: of the head, as in `one_shot.train`.
         begin: set the model's last layer so that it begins as the head (`learning.warm_start`): for a model whose body
             is the encoder that made the features.
+        study: what the model learns from the look before anything is asked, such as `ldp_ssl.train_after` or
+            `students.train_after`. Its probabilities, no surer on average than the head's, are then the prior; how
+            sure it may be is settled by the answers (`learning.temperature.scale_by_answers`). Learn from them by
+            `lp_mst.posterior_of_model` alone. To go on after a kill it needs the folder, too.
         seed: of the stages' rows.
         folder: keeps all looks and checkpoints, so that a killed run goes on and does not ask again.
         report: as in `one_shot.train`.
@@ -175,6 +188,11 @@ def train(
     scores = shot.logits(features).to(device_of(model))
     if begin:
         begin_as(model, _beginner(model, inputs), scores)
+    if study is not None:
+        model = study(model, inputs, shot)
+        if split.second == 0:
+            return OneShotPrior(model, shot, (), split)
+        scores = softened(predict(model, inputs), shot.confidence)
     if split.second == 0:
         # Without answers the posterior is the prior, and there is no likelihood to go on with.
         known = Known(scores.argmax(dim=1), torch.zeros_like(scores), scores)
@@ -184,10 +202,19 @@ def train(
     for number, rows in enumerate(stages, start=1):
         for turn, learner in enumerate(learn if number == 1 else learn[-1:]):
             known = ask_stage(number, rows, scores)
+            if study is not None and turn == 0:
+                known = _honest(known, rows)
             settings = checkpoint_of(folder, ask_stage.digested(), np.array([number, turn]))
             model = fit(model, inputs, learner(known), **settings)
             scores = predict(model, inputs)
     return OneShotPrior(model, shot, tuple(ask_stage.released), split)
+
+
+def _honest(known: Known, rows: npt.NDArray[np.intp]) -> Known:
+    """The prior as sure as the answers to these rows, of which it knows nothing, say it may be."""
+    assert known.scores is not None
+    asked = torch.from_numpy(rows).to(known.scores.device)
+    return replace(known, scores=known.scores * scale_by_answers(known.scores[asked], known.evidence[asked]))
 
 
 def _beginner(model: nn.Module, inputs: Inputs) -> Tensor:

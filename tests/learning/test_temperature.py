@@ -18,7 +18,19 @@ from labeldp.learning.heads import ridge_head
 from labeldp.learning.moments import eigenbasis
 from labeldp.learning.plans import gram_of
 from labeldp.learning.rehearsal import class_sums, rehearsed
-from labeldp.learning.temperature import Scale, honest_scale, likeliest_scale, pooled_scale, split_noise
+from labeldp.learning.targets import evidence
+from labeldp.learning.temperature import (
+    Scale,
+    honest_scale,
+    likeliest_scale,
+    pooled_scale,
+    scale_by_answers,
+    softened,
+    split_noise,
+)
+from labeldp.private.randomizers import RandomizedResponse
+from labeldp.private.randomness import SecureRandom
+from labeldp.private.vault import LabelVault
 from labeldp.releases import NoisyMoments
 
 
@@ -48,6 +60,36 @@ def test_scores_that_say_nothing_have_the_smallest_scale():
     scores = torch.randn(5000, 3, generator=Generator().manual_seed(2))
     assert likeliest_scale(scores, scores.mean(dim=1).sum()) == pytest.approx(1e-3, rel=1e-2)
     assert likeliest_scale(scores, scores.amax(dim=1).sum()) > 1000
+
+
+@pytest.mark.parametrize("confidence", [0.4, 0.6, 0.9])
+def test_softened_scores_are_as_sure_as_told(confidence):
+    scores = 9 * torch.randn(3000, 4, generator=Generator().manual_seed(3))
+    found = softened(scores, confidence)
+    assert found.softmax(dim=1).amax(dim=1).mean().item() == pytest.approx(confidence, abs=1e-4)
+    assert torch.equal(found.argmax(dim=1), scores.argmax(dim=1))
+    assert softened(found, 0.95) is found
+
+
+def test_softened_to_no_share_is_refused():
+    with pytest.raises(ValueError, match=r"confidence=0\.0"):
+        softened(torch.zeros(2, 2), 0.0)
+
+
+@pytest.mark.parametrize(("true", "epsilon"), [(0.3, 1.0), (1.0, 1.0), (3.0, 2.0)])
+def test_answers_say_how_sure_scores_may_be(true, epsilon):
+    """20,000 labels drawn from softmax(t·s): their private answers find t to within a seventh."""
+    scores = 2 * torch.randn(20_000, 5, generator=Generator().manual_seed(1)) / true
+    vault = LabelVault(drawn_labels(true * scores).numpy(), 5, rng=SecureRandom(seed=4))
+    answers = vault.release(RandomizedResponse(epsilon, 5))
+    assert scale_by_answers(scores, evidence(answers)) == pytest.approx(true, rel=1 / 7)
+
+
+def test_scores_that_have_seen_the_answers_are_called_too_sure():
+    """What `scale_by_answers` must not be given: the answers themselves, as scores, would be believed entirely."""
+    vault = LabelVault(torch.arange(3000).numpy() % 3, 3, rng=SecureRandom(seed=4))
+    told = evidence(vault.release(RandomizedResponse(0.5, 3)))
+    assert scale_by_answers(told, told) > 5
 
 
 def test_pooled_scales():

@@ -23,7 +23,7 @@ from labeldp.learning.rehearsal import rehearse
 from labeldp.learning.schedules import linear
 from labeldp.private.priors import likely_sets
 from labeldp.private.randomizers import TopKResponse
-from labeldp.recipes import forward, lp_mst, one_shot_prior
+from labeldp.recipes import forward, lp_mst, one_shot_prior, students
 from labeldp.recipes.look_noise import event_of, noise_for
 from labeldp.recipes.one_shot_prior import Split, informative_sets, rehearse_split, split_budget, train
 from tests.recipes.test_one_shot import modes
@@ -261,6 +261,59 @@ def test_the_model_can_begin_as_the_head():
     found = train(model, x, x, vault(), epsilon=1.0, delta=DELTA, fit=look_at, split=HALF, rehearse=quick, begin=True)
     both = torch.stack((seen[0].flatten(), found.shot.logits(x).flatten()))
     assert torch.corrcoef(both)[0, 1] > 0.99
+
+
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, scores):
+        return self.factor * scores
+
+
+def test_what_was_studied_is_the_prior_and_its_surety_is_corrected():
+    """A student of the head whose scores are twenty times too large."""
+    seen, studied = [], []
+
+    def too_sure(model, inputs, shot):
+        student = students.train_after(shot, problem()[0], model, inputs, fit=TRAIN, generations=1)
+        model = nn.Sequential(student, Times(20.0))
+        studied.append(predict(model, inputs))
+        return model
+
+    def spy(known):
+        seen.append(known)
+        return lp_mst.posterior_of_model(known)
+
+    box = vault(seed=5)
+    parts = Split(*split_budget(3.0, DELTA, 0.2), expected=0.0)
+    run(box, 3.0, split=parts, study=too_sure, learn=[spy], shares=(1.0,))
+    (known,) = seen
+    right = problem()[1]
+    prior = known.scores.softmax(dim=1)
+    hit = float((prior.argmax(dim=1).numpy() == np.asarray(right)).mean())
+    # Honest: as sure as it is right, and no row's answer had a part in it.
+    assert float(prior.amax(dim=1).mean()) == pytest.approx(hit, abs=0.03)
+    assert torch.equal(prior.argmax(dim=1), studied[0].argmax(dim=1))
+    assert float(studied[0].softmax(dim=1).amax(dim=1).mean()) > hit + 0.05
+    assert box.certificate(DELTA).epsilon <= 3.0
+
+
+def test_study_alone_where_nothing_is_left_for_answers():
+    box, seen = vault(seed=5), []
+
+    def study(model, inputs, shot):
+        seen.append(shot)
+        return model
+
+    def never(*_, **__):
+        raise AssertionError
+
+    whole = Split(1.0, 0.0, 0.0)
+    found = run(box, split=whole, study=study, fit=never)
+    assert seen == [found.shot]
+    assert found.answers == ()
 
 
 @pytest.mark.parametrize("inputs", ["tuple", "tensor"])
