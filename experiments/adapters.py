@@ -311,7 +311,7 @@ FAMILIES: dict[str, Family] = {
     "one_shot_studied": Family(
         semi.studied_head_and_answers,
         _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"share", "learn", "study", "student"},
-        semi.VIEWS_MAY_HAVE | {"average", "aligned"},
+        semi.VIEWS_MAY_HAVE | {"average", "aligned", "shares"},
     ),
     "one_shot_aug_descent": Family(
         semi.head_and_two_networks, _HEAD_NEEDS | semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE

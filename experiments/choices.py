@@ -241,9 +241,7 @@ def _verdict(place: tuple[str, str, float], found: dict[str, float]) -> Verdict:
 def main(arguments: list[str]) -> None:
     """Write the table, or print the check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--check", action="store_true", help="print what `choose` says at measured points"
-    )
+    parser.add_argument("--check", action="store_true", help="print what `choose` says at measured points")
     checking = parser.parse_args(arguments).check
     lines = result_lines()
     for sentence in skipped(lines):

@@ -101,7 +101,8 @@ def studied_head_and_answers(job: Training) -> nn.Module:
             shot, public.features, model, inputs, per_class=own["per_class"], fit=learner, student=student
         )
 
-    return look_and_ask(job, public, _plainly(job, settings), shares=(1.0,), begin="start" in settings, study=study)
+    shares = tuple(settings.get("shares", [1.0]))
+    return look_and_ask(job, public, _plainly(job, settings), shares=shares, begin="start" in settings, study=study)
 
 
 def student_of(job: Training) -> Any:

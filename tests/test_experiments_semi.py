@@ -22,7 +22,7 @@ HEAD = {"features": {"patches": 16, "dims": 20}, "delta": 1e-5}
 
 
 STUDIED = {
-    "recipe": "one_shot_studied", "epochs": 1, "learn": ["posterior_of_model"], "share": 0.3,
+    "recipe": "one_shot_studied", "epochs": 1, "learn": ["posterior_of_model"], "share": 0.3, "shares": [0.5, 0.5],
     "student": {"epochs": 1}, "study": {"epochs": 1, "per_class": 5, "ratio": 2, "cut": 6},
 }  # fmt: skip
 

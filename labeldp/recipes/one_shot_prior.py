@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -203,18 +203,11 @@ def train(
         for turn, learner in enumerate(learn if number == 1 else learn[-1:]):
             known = ask_stage(number, rows, scores)
             if study is not None and turn == 0:
-                known = _honest(known, rows)
+                known = ask_stage.honest(rows, scores)
             settings = checkpoint_of(folder, ask_stage.digested(), np.array([number, turn]))
             model = fit(model, inputs, learner(known), **settings)
             scores = predict(model, inputs)
     return OneShotPrior(model, shot, tuple(ask_stage.released), split)
-
-
-def _honest(known: Known, rows: npt.NDArray[np.intp]) -> Known:
-    """The prior as sure as the answers to these rows, of which it knows nothing, say it may be."""
-    assert known.scores is not None
-    asked = torch.from_numpy(rows).to(known.scores.device)
-    return replace(known, scores=known.scores * scale_by_answers(known.scores[asked], known.evidence[asked]))
 
 
 def _beginner(model: nn.Module, inputs: Inputs) -> Tensor:
@@ -232,6 +225,7 @@ class _Asking:
         self._vault, self._epsilon, self._sets, self._folder = vault, epsilon, sets, folder
         # Rows not asked yet have evidence for nothing: the likelihood passes them over, the posterior is the prior.
         self._answers, self._evidence = scores.argmax(dim=1), torch.zeros_like(scores)
+        self._prior, self._settled = scores, torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
         self.released: list[NoisyLabels] = []
 
     def __call__(self, number: int, rows: npt.NDArray[np.intp], scores: Tensor) -> Known:
@@ -245,6 +239,19 @@ class _Asking:
             self._evidence[place] = evidence(private, place.device)
             self.released.append(private)
         return Known(self._answers, self._evidence, scores)
+
+    def honest(self, rows: npt.NDArray[np.intp], scores: Tensor) -> Known:
+        """What is known, every row's prior from before its answer, as sure as the answers say it may be.
+
+        The scores know nothing of the answers to these rows. They may know those of earlier stages, whose rows keep
+        the priors that they had.
+        """
+        place = torch.from_numpy(rows).to(scores.device)
+        prior = scores * scale_by_answers(scores[place], self._evidence[place])
+        prior[self._settled] = self._prior[self._settled]
+        self._settled[place] = True
+        self._prior = prior
+        return Known(self._answers, self._evidence, prior)
 
     def digested(self) -> npt.NDArray[np.int64]:
         """What names a checkpoint: all answers so far."""

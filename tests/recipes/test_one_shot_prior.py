@@ -300,6 +300,21 @@ def test_what_was_studied_is_the_prior_and_its_surety_is_corrected():
     assert box.certificate(DELTA).epsilon <= 3.0
 
 
+def test_rows_keep_the_prior_they_were_asked_under():
+    """In the second stage the model has learnt the first stage's answers by heart; their prior does not know them."""
+    seen = []
+
+    def spy(known):
+        seen.append(known)
+        return lp_mst.posterior_of_model(known)
+
+    run(vault(seed=5), study=lambda model, inputs, shot: model, learn=[spy], shares=(0.6, 0.4), seed=1)
+    first, second = seen
+    early, late = lp_mst.split(N, (0.6, 0.4), 1)
+    assert torch.equal(second.scores[early], first.scores[early])
+    assert not torch.allclose(second.scores[late], first.scores[late])
+
+
 def test_study_alone_where_nothing_is_left_for_answers():
     box, seen = vault(seed=5), []
 
