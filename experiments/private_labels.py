@@ -1,4 +1,4 @@
-"""How right private labels of four kinds are: answers, votes of teachers, a student of the votes, labels of a head.
+"""How right private labels are: answers, votes of teachers, a student of the votes, labels of a head, posteriors.
 
     python -m experiments.private_labels --dataset cifar10 --encoder experiments/artifacts/simclr_cifar10.safetensors
 
@@ -7,6 +7,7 @@
               teachers are, and their plurality without noise; and the labels of all rows by a linear student of the
               answers, in place of a network's (Tang et al. 2022, Table 2)
     surest    one look: the head's labels of all rows, and the surest of every class
+    posterior answers under the head, weighed against it, and against what a network makes of them (`posteriors`)
 
 Means over repeats with fresh noise, shards and queries. Every repeat is an (ε, δ) release of its own, by the accounting
 of the recipes, which looks at no vote. True labels of the benchmark are looked at to measure, as for any test accuracy:
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from experiments.kept_labels import measured_on, options, show
 from experiments.pate import TEACHERS
+from experiments.posteriors import posteriors
 from labeldp.learning.rehearsal import Stage, rehearse
 from labeldp.learning.semisupervised import surest
 from labeldp.learning.teachers import ridge_teachers
@@ -146,6 +148,7 @@ def _measures(given: argparse.Namespace) -> Iterator[tuple[str, Measure]]:
             lambda seed: ballot(seed=seed), given.delta,
         ),
         "surest": lambda: sure(features, truth, num_classes, given.per_class, given.delta),
+        "posterior": lambda: posteriors(features, truth, num_classes, given.epochs, given.share, given.delta),
     }  # fmt: skip
     yield from ((kind, known[kind]()) for kind in given.kinds)
 
@@ -155,7 +158,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.set_defaults(repeats=3)
     kinds = ["answers", "votes", "surest"]
-    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--kinds", nargs="+", choices=[*kinds, "posterior"], default=kinds)
     parser.add_argument("--delta", type=float, default=1e-5, help="of votes and head; answers have 0")
     parser.add_argument("--teachers", type=int, default=800)
     parser.add_argument("--queries", type=int, default=1000)
@@ -166,6 +169,8 @@ def main() -> None:
     parser.add_argument("--heads", choices=list(TEACHERS), default="one look")
     parser.add_argument("--ridge", type=float, help="the teachers' penalty")
     parser.add_argument("--at-once", type=int, default=500, help="teachers trained together")
+    parser.add_argument("--epochs", type=int, nargs="+", default=[4, 12, 24], help="posterior: the network's")
+    parser.add_argument("--share", type=float, default=0.2, help="posterior: of ε for the look")
     parser.add_argument("--per-class", type=int, nargs="+", default=[1000, 2000])
     given = parser.parse_args()
     for kind, measure in _measures(given):

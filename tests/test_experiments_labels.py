@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiments import kept_labels, private_labels
+from experiments.posteriors import posteriors
 from labeldp.data import synthetic
 from labeldp.learning.encoders import Encoder, save_encoder
 from labeldp.learning.teachers import one_look_teachers
@@ -69,6 +70,20 @@ def test_the_surest_of_a_head():
     assert 0.5 < line["all rows right"] < 0.75
 
 
+def test_posteriors_under_a_head_are_honest_and_a_learners_own_are_not():
+    """Features that are mostly noise, few enough to be learnt by heart: three hundred epochs end in false certainty.
+
+    Of 1,000 rows a share has a standard deviation of at most 0.016, and what is expected of it has less.
+    """
+    truth = np.arange(1000) % 4
+    noise = torch.randn(1000, 64, generator=torch.Generator().manual_seed(0))
+    rows = noise + 1.5 * torch.eye(64)[torch.as_tensor(truth)]
+    line = posteriors(rows, truth, 4, [300], 0.3, 1e-5)(2.0, 1)
+    assert line["under the head: right"] > line["head right"]
+    assert abs(line["under the head: expects"] - line["under the head: right"]) < 0.1
+    assert line["own, epoch 300: expects"] - line["own, epoch 300: right"] > 0.2
+
+
 def test_both_scripts_print_their_tables(monkeypatch, capsys, tmp_path):
     """An encoder's outputs are computed once: the second script reads them."""
     encoder = tmp_path / "body.safetensors"
@@ -79,9 +94,25 @@ def test_both_scripts_print_their_tables(monkeypatch, capsys, tmp_path):
     kept_labels.main()
     assert "kept right" in capsys.readouterr().out
     monkeypatch.setattr("labeldp.learning.encoders.EncoderMap.features", None)
-    sizes = ["--teachers", "40", "--queries", "30", "--answers", "10", "--agreement", "0", "--ridge", "0.01"]
-    monkeypatch.setattr(sys, "argv", ["private_labels", *common, *few, *sizes, "--kinds", "answers", "votes"])
+    sizes = [
+        "--epochs",
+        "1",
+        "--teachers",
+        "40",
+        "--queries",
+        "30",
+        "--answers",
+        "10",
+        "--agreement",
+        "0",
+        "--ridge",
+        "0.01",
+    ]
+    monkeypatch.setattr(
+        sys, "argv", ["private_labels", *common, *few, *sizes, "--kinds", "answers", "votes", "posterior"]
+    )
     private_labels.main()
     tables = capsys.readouterr().out
     assert tables.startswith("answers")
     assert "teachers/min" in tables
+    assert "own, epoch 1: expects" in tables

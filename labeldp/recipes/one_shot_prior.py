@@ -12,8 +12,8 @@ LP-MST is the second step; here its first stage has a prior, too).
 
 With `study` the model learns from the head before anything is asked, by any method that needs no more labels, and its
 probabilities are the prior: a network that has seen all images is right more often than a head, and the posterior is
-still honest, for the prior knows nothing of the answers. (A model that goes on learning from its own posteriors does,
-of the very row: it counts an answer again and again, until it is sure of it.)
+still honest, for the prior knows nothing of the answers. (A model that learns from posteriors under its own beliefs
+remembers rows in time, and counts their answers again: see experiments/posteriors.py.)
 
 Every row is in the moment and is asked once: adaptive composition of a Gaussian look and a pure one.
 ε₁ is the largest for which the two together cost (ε, δ) by their privacy loss distributions, a little more than ε − ε₂.
