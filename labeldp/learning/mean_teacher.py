@@ -17,7 +17,7 @@ labelled one costs six or more. A teacher that knows nothing yet teaches itself 
 λ ≤ 1, keeps it out until the labels have taught it something. One that starts well (`learning.warm_start`) needs none,
 and can have all of the loss, λ = 1: a network learns noisy answers by heart in time, likelihood or not, and the
 teacher's posterior holds the same answers against what other rows have taught. From random weights λ = 1 is slow. In
-long training the teacher, too, remembers rows, and counts their answers twice: `one_shot_prior.train(study=…)` does not.
+long training the teacher remembers rows, too, and counts their answers again; `one_shot_prior.train(study=…)` does not.
 """
 
 from __future__ import annotations
