@@ -75,9 +75,26 @@ class _Search:
             stride = min(abs(excess), 2.0) if math.isfinite(excess) and excess else 1.0
             factor *= math.exp(stride * 1.01 + 1e-7) if factor == 1.0 else max(factor, 1.1)
             noise = guess * factor if self.safe is None else guess / factor
-            if not 1 / _WIDEST < noise < _WIDEST:
+            if self.safe is not None:
+                self._look_below(noise, self.safe[0])
+            elif noise < _WIDEST:
+                self.look(noise)
+            else:
                 raise AccountingError(f"no noise reaches epsilon = {self._target!r} at this delta. {_ADVICE}")
-            self.look(noise)
+
+    def _look_below(self, noise: float, safe: float) -> None:
+        """Where no noise is too little, the accountant gives up before the search does."""
+        try:
+            if noise > 1 / _WIDEST:
+                self.look(noise)
+                return
+        except AccountingError:
+            if self._calls_left == 0:
+                raise
+        raise AccountingError(
+            f"a noise of {safe:.3g} is more than enough for epsilon = {self._target!r}: delta is so large that it "
+            "covers the chance of being looked at. Give a smaller delta."
+        )
 
     def close(self, rtol: float) -> float:
         """Secant steps that aim just past the root, from both sides in turn; bisection when they stall."""

@@ -2,7 +2,7 @@ import math
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from labeldp.accounting.accountant import (
@@ -84,8 +84,16 @@ def test_calibration_is_quick_and_checked(eps: float, delta: float, steps: int) 
 )
 def test_calibrated_noise_always_meets_the_target(eps, log_delta, steps, rate, batches) -> None:
     delta = max(10**log_delta, 1e-12)
+    assume(delta < 0.9 * rate)  # else no noise at all may do
     sigma = noise_multiplier(eps, delta, steps, rate, batches, rtol=1e-4)
     assert epsilon(_dp_sgd(batches, sigma, steps, rate), delta) <= eps
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(1, 0.0625), (2, 0.03125)])
+def test_a_delta_that_covers_the_chance_of_a_look_is_refused(steps: int, rate: float) -> None:
+    """Rows are looked at with chance below δ = 0.1, so ε = 0 needs no noise, and none is the smallest."""
+    with pytest.raises(AccountingError, match="Give a smaller delta"):
+        noise_multiplier(1.0, 0.1, steps, rate)
 
 
 @pytest.mark.parametrize("guess", [1e-6, 1.0, 1e6])
