@@ -84,17 +84,19 @@ class _Search:
 
     def _look_below(self, noise: float, safe: float) -> None:
         """Where no noise is too little, the accountant gives up before the search does."""
+        reason: AccountingError | None = None
         try:
             if noise > 1 / _WIDEST:
                 self.look(noise)
                 return
-        except AccountingError:
-            if self._calls_left == 0:
-                raise
+        except AccountingError as error:
+            reason = error
+        if self._calls_left == 0 and reason is not None:
+            raise reason
         raise AccountingError(
-            f"a noise of {safe:.3g} is more than enough for epsilon = {self._target!r}: delta is so large that it "
-            "covers the chance of being looked at. Give a smaller delta."
-        )
+            f"a noise of {safe:.3g} is more than enough for epsilon = {self._target!r}, and {noise:.3g} is too little "
+            "to be judged. Does delta cover the chance of being looked at? Give a smaller delta, or a guess nearer by."
+        ) from reason
 
     def close(self, rtol: float) -> float:
         """Secant steps that aim just past the root, from both sides in turn; bisection when they stall."""

@@ -199,15 +199,30 @@ def train(
         settings = checkpoint_of(folder, scores.cpu().numpy())
         return OneShotPrior(fit(model, inputs, lp_mst.posterior_of_model(known), **settings), shot, (), split)
     ask_stage = _Asking(vault, split.second, sets, scores, folder)
+    model = _learnt(model, inputs, ask_stage, stages, scores, fit, learn, honest=study is not None)
+    return OneShotPrior(model, shot, tuple(ask_stage.released), split)
+
+
+def _learnt(
+    model: nn.Module,
+    inputs: Inputs,
+    ask_stage: _Asking,
+    stages: Sequence[npt.NDArray[np.intp]],
+    scores: Tensor,
+    fit: Fit,
+    learn: Sequence[Learn],
+    honest: bool,
+) -> nn.Module:
+    """Ask stage by stage and learn from the answers, every learner in turn; `honest` corrects the prior's surety."""
     for number, rows in enumerate(stages, start=1):
         for turn, learner in enumerate(learn if number == 1 else learn[-1:]):
             known = ask_stage(number, rows, scores)
-            if study is not None and turn == 0:
+            if honest and turn == 0:
                 known = ask_stage.honest(rows, scores)
-            settings = checkpoint_of(folder, ask_stage.digested(), np.array([number, turn]))
+            settings = checkpoint_of(ask_stage.folder, ask_stage.digested(), np.array([number, turn]))
             model = fit(model, inputs, learner(known), **settings)
             scores = predict(model, inputs)
-    return OneShotPrior(model, shot, tuple(ask_stage.released), split)
+    return model
 
 
 def _beginner(model: nn.Module, inputs: Inputs) -> Tensor:
@@ -222,7 +237,7 @@ class _Asking:
     """All answers so far, as a learner may know them."""
 
     def __init__(self, vault: LabelVault, epsilon: float, sets: Sets, scores: Tensor, folder: Path | None) -> None:
-        self._vault, self._epsilon, self._sets, self._folder = vault, epsilon, sets, folder
+        self._vault, self._epsilon, self._sets, self.folder = vault, epsilon, sets, folder
         # Rows not asked yet have evidence for nothing: the likelihood passes them over, the posterior is the prior.
         self._answers, self._evidence = scores.argmax(dim=1), torch.zeros_like(scores)
         self._prior, self._settled = scores, torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
@@ -233,7 +248,7 @@ class _Asking:
         if len(self.released) < number:
             prior = scores[torch.from_numpy(rows).to(scores.device)].softmax(dim=1).cpu().double().numpy()
             question = TopKResponse(self._epsilon, self._sets(prior, self._epsilon))
-            private = ask(self._vault, question, rows, in_folder(self._folder, f"answers-{number}.npz"))
+            private = ask(self._vault, question, rows, in_folder(self.folder, f"answers-{number}.npz"))
             place = torch.from_numpy(rows).to(self._answers.device)
             self._answers[place] = torch.from_numpy(private.hard()).to(place.device)
             self._evidence[place] = evidence(private, place.device)
