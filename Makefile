@@ -1,5 +1,5 @@
 # make demo   train on a real table's secret labels, beside models without privacy; verify the result, write its report
-# make test   the whole test suite (slow tests: make test-slow)
+# make test   the whole test suite (slow tests: make test-slow; with new noise and random examples: make test-fresh)
 # make check  ruff and pyright
 # make docs   the site from docs/, in build/site; a warning is an error
 # make bench  every benchmark in benchmarks/, ours beside a reference (projection.py is long on a CPU: run it by hand)
@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format docs bench clean
+.PHONY: demo test test-slow test-fresh check format docs bench clean
 
 demo: .venv/train.stamp
 	@rm -rf demo
@@ -18,6 +18,9 @@ test: .venv/dev.stamp
 
 test-slow: .venv/dev.stamp
 	$(BIN)/python -m pytest -m slow
+
+test-fresh: .venv/dev.stamp
+	$(BIN)/python -m pytest -n 2 --dist worksteal --fresh
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .

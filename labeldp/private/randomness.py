@@ -46,7 +46,7 @@ class SecureRandom:
 
     def __init__(self, seed: int | None = None) -> None:
         self._seed = seed
-        self._start(os.urandom(32) if seed is None else _hash("seed", str(int(seed)).encode()))
+        self._start(system_key() if seed is None else _hash("seed", str(int(seed)).encode()))
         _living.add(self)
 
     @property
@@ -169,13 +169,18 @@ class SecureRandom:
         self._drawn = 0
 
     def _rekey(self, reason: bytes) -> None:
-        self._key = os.urandom(32) if self._seed is None else _hash("rekey", self._key + reason)
+        self._key = system_key() if self._seed is None else _hash("rekey", self._key + reason)
         self._open_stream()
 
     def _after_fork(self) -> None:
         # The lock may have been held by a thread that does not exist in the child.
         self._lock = threading.Lock()
         self._rekey(b"fork %d" % os.getpid())
+
+
+def system_key() -> bytes:
+    """A fresh key of 256 bits from the operating system."""
+    return os.urandom(32)
 
 
 def _hash(purpose: str, data: bytes) -> bytes:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import pickle
 import subprocess
 import sys
@@ -28,6 +29,20 @@ def test_seed_fixes_the_stream_and_nothing_else_does():
     assert (SecureRandom(5).words(9) == SecureRandom(5).words(9)).all()
     assert (SecureRandom(5).words(9) != SecureRandom(6).words(9)).any()
     assert (SecureRandom().words(9) != SecureRandom().words(9)).any()
+
+
+def test_the_key_without_a_seed_is_the_operating_systems():
+    """In processes of their own, where no test's name makes the keys (see conftest.py)."""
+    show = "from labeldp.private.randomness import SecureRandom; print(SecureRandom().bytes(16).hex())"
+    drawn = {subprocess.check_output([sys.executable, "-c", show]) for _ in range(2)}
+    assert len(drawn) == 2
+
+
+def test_a_tests_keys_follow_from_its_name(request):
+    if request.config.getoption("fresh"):
+        pytest.skip("keys are the operating system's with --fresh")
+    expected = [hashlib.sha256(f"{request.node.nodeid}, key {k}".encode()).digest() for k in range(2)]
+    assert [randomness.system_key() for _ in range(2)] == expected
 
 
 def test_stream_does_not_depend_on_how_it_is_cut():
