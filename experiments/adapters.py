@@ -31,6 +31,7 @@ from labeldp.recipes import (
     debiased,
     forward,
     labeldp_pro,
+    linear_student,
     lp_mst,
     one_shot,
     rounds,
@@ -167,6 +168,30 @@ def look_and_linear_student(job: Training) -> nn.Module:
     return plain.on_images(student)
 
 
+def look_and_all_features(job: Training) -> nn.Module:
+    """One look, at a graph of the features where one is asked for, then a linear student on all of them."""
+    public, settings = _public(job), job.settings
+    if "graph" not in settings:
+        shot = _shot(job, public, job.epsilon, public.features)
+        return public.on_images(_Probabilities(linear_student.train_after(shot, public.features)))
+    seen = public.graph(settings["graph"], job.vault.num_classes)
+    rehearsal = functools.partial(rehearse, stage=seen.stage, seed=job.seed)
+    shot = one_shot.train(seen.features, job.vault, epsilon=job.epsilon, delta=settings["delta"], rehearse=rehearsal)
+    student = linear_student.train_after(shot, public.features, seen=seen.features)
+    return public.on_images(_Probabilities(student))
+
+
+class _Probabilities(nn.Module):
+    """Log-probabilities of features, for the runner to take the largest of."""
+
+    def __init__(self, student: linear_student.LinearStudent) -> None:
+        super().__init__()
+        self._student = student
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self._student.probabilities(rows).clamp_min(1e-12).log()
+
+
 def several_looks(job: Training) -> nn.Module:
     """As many looks as there are shares, each with a student."""
     public = _public(job)
@@ -280,6 +305,7 @@ FAMILIES: dict[str, Family] = {
     "one_shot_linear_student": Family(
         look_and_linear_student, _HEAD_NEEDS | _FIT_NEEDS | {"surest"}, _FIT_MAY_HAVE
     ),
+    "linear_student": Family(look_and_all_features, _HEAD_NEEDS, frozenset({"graph"})),
     "one_shot_prior": Family(
         look_and_answers, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
     ),

@@ -34,6 +34,14 @@ _SIDE = 0.75
 
 
 @dataclass(frozen=True, eq=False)
+class Seen:
+    """Features made of others, and what rehearsals on them share."""
+
+    features: Tensor
+    stage: Stage
+
+
+@dataclass(frozen=True, eq=False)
 class Public:
     """A data set's features (n, p), the map that made them, and rows and pseudo-labels to rehearse on."""
 
@@ -63,6 +71,19 @@ class Public:
         if num_classes not in self._stages:
             self._stages[num_classes] = Stage(self.features, num_classes, seed=self.seed)
         return self._stages[num_classes]
+
+    @functools.cached_property
+    def _graphs(self) -> dict[tuple[int, int], Seen]:
+        return {}
+
+    def graph(self, dims: int, num_classes: int) -> Seen:
+        """So many eigenvectors of the graph of nearest rows by the features' first 256 components."""
+        known = dims, num_classes
+        if known not in self._graphs:
+            found = Neighbours(Raw(dims=256, seed=self.seed), dims=dims, seed=self.seed).fit(self.features)
+            seen = found.features(self.features)
+            self._graphs[known] = Seen(seen, Stage(seen, num_classes, seed=self.seed))
+        return self._graphs[known]
 
     def clusters(self, count: int) -> Clusters:
         """k-means on the features."""

@@ -39,6 +39,8 @@ def _nothing_kept(monkeypatch):
         {**NETWORK, "recipe": "one_shot_student", "generations": 2, "confidence": 0.5},
         {**HEAD, "recipe": "one_shot", "features": {"patches": 16, "dims": 20, "graph": 12}},
         {**HEAD, **FIT, "epochs": 1, "recipe": "one_shot_linear_student", "surest": 0.8, "features": GRAPH},
+        {**HEAD, "recipe": "linear_student"},
+        {**HEAD, "recipe": "linear_student", "graph": 12},
         {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [0.6, 0.4]},
         {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [1.0], "learn": "likelihood"},
         {**HEAD, **FIT, "epochs": 1, "delta": 0.0, "recipe": "linear_answers"},
