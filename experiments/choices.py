@@ -53,6 +53,7 @@ METHODS = (
     # A graph of nearest rows makes better heads at small ε, an encoder over crops at all, but users of `choose` do not
     # get them unasked.
     (r"graph|crops", None),
+    (r"linear-student", "one_shot+linear"),
     (r"one[ _-]?(shot|look).*prior", "one_shot_prior"),
     (r"rounds|looks\b", "rounds"),
     (r"student", "one_shot+student"),

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # As in labeldp.estimators.methods, which needs torch; a test compares the two.
 METHODS = (
-    "auto", "one_shot", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes", "rr", "forward", "debiased",
-    "lp_mst", "ssl_prior", "alibi", "labeldp_pro", "dp_sgd",
+    "auto", "one_shot", "one_shot+linear", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes", "rr",
+    "forward", "debiased", "lp_mst", "ssl_prior", "alibi", "labeldp_pro", "dp_sgd",
 )  # fmt: skip
 # As in labeldp.estimators.regressor, alike.
 NUMBER_METHODS = ("auto", "one_shot", "binned_regression")

@@ -236,7 +236,9 @@ class _Again:
             )
 
     def _scores(self, predictor: Any) -> FloatArray:
-        head = self._result.story.method == "one_shot"
+        from labeldp.estimators.methods import trains_net
+
+        head = not trains_net(self._result.story.method)
         logits = predictor.logits(self._seen if head else self._shown).double().cpu().numpy()
         if self._numbers is None or head:
             return logits

@@ -17,7 +17,7 @@ _AMONG_KIN = 0.2
 _GAP = {"head": 0.4, "student": 0.2, "net": 0.0}
 # Whose curve stands in for a recipe without results: the first of its kin that the data set has, else the first of all.
 _KIN = (
-    ("one_shot", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes"),
+    ("one_shot", "one_shot+linear", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes"),
     ("forward", "lp_mst", "ssl_prior", "alibi"),
     ("labeldp_pro", "dp_sgd"),
 )
@@ -155,7 +155,7 @@ def _simplest_first(ranked: list[Ranked], slack: float) -> tuple[Ranked, ...]:
 
 def _unmeasured(recipe: Recipe, case: Case, epsilon: float, device: str, hours: float) -> Ranked:
     seconds = _table_seconds(recipe, case, device)
-    obstacle = NEEDS_DELTA if recipe.needs_delta and case.delta == 0 else _too_long(seconds, hours)
+    obstacle = _out_of_place(recipe, case) or _too_long(seconds, hours)
     return Ranked(recipe.name, recipe.worth(case, epsilon), seconds=seconds, obstacle=obstacle)
 
 
@@ -165,6 +165,13 @@ def _table_seconds(recipe: Recipe, case: Case, device: str) -> float | None:
         return None
     start, per_row = _TABLE_SECONDS[recipe.name]
     return start + per_row * case.num_rows
+
+
+def _out_of_place(recipe: Recipe, case: Case) -> str:
+    """Why it is not for such a problem, however long it may take."""
+    if recipe.needs_delta and case.delta == 0:
+        return NEEDS_DELTA
+    return f"was behind simpler recipes on data of the kind {case.modality}" if recipe.unfit == case.modality else ""
 
 
 def _too_long(seconds: float | None, hours: float) -> str:
@@ -182,8 +189,8 @@ def _obstacle(
     nets = [p for p in points() if p.seconds is not None and p.recipe.learner == "net"]
     seconds = _seconds(recipe, case, device, timed or (nets if _trains_net(recipe, case) else []))
     told = seconds if timed else None
-    if recipe.needs_delta and case.delta == 0:
-        return NEEDS_DELTA, told
+    if obstacle := _out_of_place(recipe, case):
+        return obstacle, told
     slow = _too_long(seconds, hours)
     return slow, seconds if slow else told
 

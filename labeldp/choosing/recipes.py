@@ -62,6 +62,7 @@ class Recipe:
         learner: "head" (closed form), "student" (a network taught by a head), "net" (a network on the answers).
         pure: whether it spends no δ.
         needs_delta: whether its noise is Gaussian by nature; a moment by itself can also take Laplace noise.
+        unfit: a modality on which it was measured and found to lose to simpler recipes.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Recipe:
     learner: str
     pure: bool
     needs_delta: bool = False
+    unfit: str = ""
 
 
 def moment_distance(case: Case, epsilon: float) -> float:
@@ -133,6 +135,9 @@ _PRIOR_GAIN = 1.3
 RECIPES: tuple[Recipe, ...] = (
     Recipe("one_shot", "labeldp.recipes.one_shot.train", "releases one noisy moment of labels and public features and "
            "solves a linear head from it", _moment(1.0), "head", pure=False),
+    Recipe("one_shot+linear", "labeldp.recipes.linear_student.train", "hands what the head of one noisy moment knows "
+           "to a linear layer on all features, which costs no further privacy", _moment(1.0), "head", pure=False,
+           unfit="table"),
     Recipe("one_shot+student", "labeldp.recipes.students.train", "trains a network on the labels of a head that came "
            "from one noisy moment, which costs no further privacy", _moment(1.0), "student", pure=False),
     Recipe("rounds", "labeldp.recipes.rounds.train", "takes several noisy moments, each on features learnt from the "

@@ -72,7 +72,7 @@ def settings(recipe: Recipe, case: Case, epsilon: float, device: str) -> Setting
     """Where to start. What depends on the features is rehearsed on them by the recipe itself, without a label."""
     start: Settings = {"epsilon": epsilon, "delta": 0.0 if recipe.pure else case.delta}
     match recipe.name:
-        case "one_shot" | "one_shot+student" | "rounds" | "one_shot_prior":
+        case "one_shot" | "one_shot+linear" | "one_shot+student" | "rounds" | "one_shot_prior":
             start |= _moment(recipe, case, epsilon, device)
         case "cluster_votes" | "ssl_prior":
             start |= {"features": _FEATURES[case.modality], "clusters": case.clusters}
@@ -97,7 +97,7 @@ def _moment(recipe: Recipe, case: Case, epsilon: float, device: str) -> Settings
     start: Settings = {"features": _FEATURES[case.modality]}
     if case.modality == "images" and device == "cuda":
         start["better features"] = "labeldp.learning.selfsupervised, where the GPU has half an hour to spare"
-    if recipe.name in ("one_shot", "one_shot+student"):
+    if recipe.name in ("one_shot", "one_shot+linear", "one_shot+student"):
         if case.delta > 0:
             start["noise multiplier"] = float(at_most(math.sqrt(2.0) / mu, 5))
         start["rank"] = f"rehearsed; about {directions(case.num_rows, case.num_classes, mu, case.width):.0f}"

@@ -27,6 +27,7 @@ from labeldp.estimators.methods import (
     is_pure,
     look_at_coded,
     public_seed,
+    trains_net,
 )
 from labeldp.estimators.parts import plain
 from labeldp.estimators.progress import Report, Teller
@@ -175,7 +176,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         if many and isinstance(head, HeadPredictor) and isinstance(found, TableMap) and found.scaling is None:
             return head.logits_of_coded(Coder(found).coded([read]))
         seen, shown = self._encode(read)
-        return head.logits(seen if self.method_ == "one_shot" else shown)
+        return head.logits(shown if trains_net(self.method_) else seen)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """The likeliest class of each row, (n,)."""

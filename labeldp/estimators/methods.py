@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,7 @@ from labeldp.recipes import (
     debiased,
     forward,
     labeldp_pro,
+    linear_student,
     lp_mst,
     one_shot,
     one_shot_coded,
@@ -68,6 +69,24 @@ class HeadPredictor:
     def logits_of_coded(self, rows: Coded) -> Tensor:
         """The same, sooner and without all features at once."""
         return torch.cat([self.basis.from_turned(part) @ self.weight.T for _, part in rows.mapped(self.basis.matrix)])
+
+
+@dataclass(frozen=True, eq=False)
+class StudentPredictor:
+    """A head and its linear student on the same features, of which the head counts by its share."""
+
+    head: HeadPredictor
+    weight: Tensor
+    bias: Tensor
+    share: float
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logarithms of the mean of their probabilities."""
+        student = torch.cat([part @ self.weight.T + self.bias for part in rows.to(self.weight).split(8192)])
+        if self.share == 0:
+            return student
+        both = torch.lerp(student.softmax(dim=1), self.head.logits(rows).softmax(dim=1), self.share)
+        return both.clamp_min(torch.finfo(both.dtype).tiny).log()
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +145,15 @@ Method = Callable[[Job], Predictor]
 def _one_shot(job: Job) -> HeadPredictor:
     shot = _look(job, split_settings(one_shot.train, job)[0])
     return HeadPredictor(shot.rehearsal.basis, shot.weight)
+
+
+def _linear(job: Job) -> StudentPredictor:
+    known = {name: value for name, value in job.settings.items() if name in ("generations", "ridge")}
+    rest = {name: value for name, value in job.settings.items() if name not in known}
+    shot = _look(job, split_settings(one_shot.train, replace(job, settings=rest))[0])
+    found = linear_student.train_after(shot, job.features, report=job.report, **known)
+    head = HeadPredictor(shot.rehearsal.basis, shot.weight)
+    return StudentPredictor(head, found.layer.weight, found.layer.bias, found.share)
 
 
 def _look(job: Job, settings: Mapping[str, Any]) -> OneShot:
@@ -215,6 +243,7 @@ def _gradients(denoiser: Callable[[], Any]) -> Method:
 
 METHODS: dict[str, Method] = {
     "one_shot": _one_shot,
+    "one_shot+linear": _linear,
     "one_shot+student": _student,
     "rounds": _rounds,
     "one_shot_prior": _one_shot_prior,
@@ -228,6 +257,8 @@ METHODS: dict[str, Method] = {
     "labeldp_pro": _gradients(labeldp_pro.alt_rows),
     "dp_sgd": _gradients(labeldp_pro.no_op),
 }
+# Those that end in layers on the features, whatever the inputs are.
+_HEADS = ("one_shot", "one_shot+linear")
 # Those that spend no δ, whatever δ is allowed; not in the ranking: rr and debiased.
 _PURE_TOO = frozenset({"rr", "debiased"})
 
@@ -239,7 +270,7 @@ def is_pure(method: str) -> bool:
 
 def trains_net(method: str) -> bool:
     """Whether the method trains a network, so that the user's own can be used."""
-    return method != "one_shot"
+    return method not in _HEADS
 
 
 def checked_method(method: object, model: nn.Module | None) -> str:
@@ -248,8 +279,8 @@ def checked_method(method: object, model: nn.Module | None) -> str:
         raise ValueError(f"method={method!r} is not known; give 'auto' or one of {', '.join(METHODS)}")
     if model is not None and not isinstance(model, nn.Module):
         raise ValueError(f"model is a {type(model).__name__}; give a torch.nn.Module, or None")
-    if model is not None and method == "one_shot":
-        raise ValueError("method='one_shot' trains no network, but model is given; try method='one_shot+student'")
+    if model is not None and method in _HEADS:
+        raise ValueError(f"method={method!r} trains no network, but model is given; try method='one_shot+student'")
     return method
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.estimators.methods import HeadPredictor, NetPredictor, Predictor
+from labeldp.estimators.methods import HeadPredictor, NetPredictor, Predictor, StudentPredictor
 from labeldp.estimators.nets import FeatureNet
 from labeldp.learning.features import FeatureMap, PatchMap, RawMap
 from labeldp.learning.plans import Basis
@@ -116,10 +116,11 @@ def _scaling(arrays: Arrays, device: torch.device) -> Scaling:
 def predictor_parts(found: Predictor) -> tuple[Config, Arrays]:
     """Settings and arrays of a head or of a network's weights."""
     if isinstance(found, HeadPredictor):
-        basis: Basis = found.basis
-        config = {"kind": "head", "constant": basis.constant, "bound": basis.bound}
-        tensors = {"head.mean": basis.mean, "head.matrix": basis.matrix, "head.weight": found.weight}
-        return config, {name: _numpy(tensor) for name, tensor in tensors.items()}
+        return _head_parts(found)
+    if isinstance(found, StudentPredictor):
+        config, arrays = _head_parts(found.head)
+        student = {"student.weight": _numpy(found.weight), "student.bias": _numpy(found.bias)}
+        return {**config, "kind": "head and student", "share": found.share}, {**arrays, **student}
     if isinstance(found, NetPredictor):
         arrays = {f"net.{name}": _numpy(tensor) for name, tensor in found.net.state_dict().items()}
         if found.own or not isinstance(found.net, FeatureNet):
@@ -128,11 +129,25 @@ def predictor_parts(found: Predictor) -> tuple[Config, Arrays]:
     raise PartsError(f"a {type(found).__name__} cannot be taken apart")
 
 
+def _head_parts(found: HeadPredictor) -> tuple[Config, Arrays]:
+    basis: Basis = found.basis
+    config = {"kind": "head", "constant": basis.constant, "bound": basis.bound}
+    tensors = {"head.mean": basis.mean, "head.matrix": basis.matrix, "head.weight": found.weight}
+    return config, {name: _numpy(tensor) for name, tensor in tensors.items()}
+
+
+def _head(config: Config, arrays: Arrays, device: torch.device) -> HeadPredictor:
+    mean, matrix, weight = (_tensor(arrays, f"head.{name}", device) for name in ("mean", "matrix", "weight"))
+    return HeadPredictor(Basis(mean, matrix, config["constant"], config["bound"]), weight)
+
+
 def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None, device: torch.device) -> Predictor:
     """The predictor again; a network of the user's needs one of the same kind, whose weights are replaced."""
     if config["kind"] == "head":
-        mean, matrix, weight = (_tensor(arrays, f"head.{name}", device) for name in ("mean", "matrix", "weight"))
-        return HeadPredictor(Basis(mean, matrix, config["constant"], config["bound"]), weight)
+        return _head(config, arrays, device)
+    if config["kind"] == "head and student":
+        weight, bias = (_tensor(arrays, f"student.{name}", device) for name in ("weight", "bias"))
+        return StudentPredictor(_head(config, arrays, device), weight, bias, config["share"])
     if config["kind"] == "net":
         model = FeatureNet(config["inputs"], config["outputs"], config["hidden"])
     elif config["kind"] != "own net":

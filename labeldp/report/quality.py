@@ -28,7 +28,7 @@ def quality_section(facts: Facts) -> str:
     """Measures, curves, and accuracy against ε."""
     pictures = [one for one in (against_epsilon(facts), *curves(facts.metrics)) if one]
     parts = [m.side_by_side(f"<div>{_measures(facts.metrics)}</div>", *pictures)]
-    if facts.story.method == "one_shot":
+    if facts.story.method in ("one_shot", "one_shot+linear"):
         parts.append(m.paragraph("There is no learning curve: the model is solved for after one look.", "soft"))
     what = "accuracy" if facts.classes else "error"
     last = f"There is no {what} on the training labels here: it would be a look that nobody paid for."

@@ -10,7 +10,7 @@ from torch import nn
 
 from labeldp import LabelDPClassifier
 from labeldp.accounting.certificate import verify
-from labeldp.estimators.methods import METHODS, is_pure
+from labeldp.estimators.methods import METHODS, is_pure, trains_net
 from tests.estimators.helpers import CLASSES, columns, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore::labeldp.estimators.RepeatedFitWarning")
@@ -96,7 +96,7 @@ def test_images_are_read():
 # -- methods ----------------------------------------------------------------------------------------------------------
 
 QUICK = {"epochs": 3}
-FIT_SETTINGS = {name: QUICK for name in METHODS if name != "one_shot"}
+FIT_SETTINGS = {name: QUICK for name in METHODS if trains_net(name)}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -112,7 +112,7 @@ def test_every_method_fits_within_its_budget(method):
     assert model.predict_proba(x).shape == (400, 2)
 
 
-@pytest.mark.parametrize("method", ["one_shot", "one_shot+student", "forward", "lp_mst"])
+@pytest.mark.parametrize("method", ["one_shot", "one_shot+linear", "one_shot+student", "forward", "lp_mst"])
 def test_methods_learn(method):
     x, y = numbers(2000)
     model = LabelDPClassifier(8.0, 1e-5, method, classes=CLASSES, random_state=0).fit(x, y)
@@ -138,8 +138,9 @@ def test_a_network_of_ones_own_is_trained_as_a_copy():
     model = LabelDPClassifier(4.0, model=mine, classes=CLASSES, settings=QUICK).fit(x, y)
     assert model.method_ != "one_shot"
     assert all(torch.equal(a, b) for a, b in zip(before, mine.parameters(), strict=True))
-    with pytest.raises(ValueError, match="trains no network"):
-        LabelDPClassifier(1.0, method="one_shot", model=mine, classes=CLASSES).fit(x, y)
+    for method in ("one_shot", "one_shot+linear"):
+        with pytest.raises(ValueError, match="trains no network"):
+            LabelDPClassifier(1.0, method=method, model=mine, classes=CLASSES).fit(x, y)
 
 
 def test_delta_zero_is_pure():

@@ -54,6 +54,15 @@ def test_a_network(method):
     assert np.allclose(travelled(model).predict_proba(x), model.predict_proba(x))
 
 
+def test_a_head_and_its_student():
+    x, y = numbers(400)
+    model = LabelDPClassifier(4.0, 1e-6, "one_shot+linear", classes=CLASSES).fit(x, y)
+    again = travelled(model)
+    assert np.array_equal(again.predict_proba(x), model.predict_proba(x))
+    assert 0 < model.to_parts()[0]["predictor"]["share"] < 1
+    assert again.method_ == "one_shot+linear"
+
+
 class Own(nn.Module):
     def __init__(self):
         super().__init__()
