@@ -50,7 +50,7 @@ def test_json_is_the_same_choice():
 
     found = as_json(*NUMBERS)
     assert found == json.loads(json.dumps(choose(60_000, 10, 0.1, feature_dim=784).to_json()))
-    assert found["recipe"] == "one_shot"
+    assert found["recipe"] == "one_shot+linear"
 
 
 def test_options_reach_the_choice():

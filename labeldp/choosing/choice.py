@@ -85,7 +85,7 @@ def choose(
         hours: recipes that would train for longer are not chosen.
 
     >>> choose(60_000, 10, epsilon=0.05, feature_dim=784).recipe
-    'one_shot'
+    'one_shot+linear'
     >>> choose(60_000, 10, epsilon=4.0, feature_dim=784, device="cuda").recipe
     'lp_mst'
     >>> choose(100_000, None, epsilon=1.0, modality="table").recipe
