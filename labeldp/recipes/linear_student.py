@@ -121,16 +121,15 @@ def train_after(
     looked = features if seen is None else _check_rows(features, seen)
     tell = Clock(report)
     teacher = shot.probabilities(looked)
-    relabel = matched(shot.noisy, shot.rehearsal.basis(looked)) if generations > 1 else None
+    relabel = matched(shot.noisy, shot.rehearsal.basis(looked))
     regression = _Regression(features.to(teacher), ridge)
-    targets, layer = teacher, None
-    for generation in range(generations):
-        if layer is not None and relabel is not None:
-            targets = _squared(relabel(teacher, _softmax(layer, features)))
-        layer = regression.fitted(targets, teacher)
-        agree = float((_softmax(layer, features).argmax(dim=1) == teacher.argmax(dim=1)).float().mean())
-        tell("student", f"{generation + 1} of {generations}, {100 * agree:.1f}% of first choices are the head's")
-    assert layer is not None
+    layer = regression.fitted(teacher, teacher)
+    for generation in range(1, generations):
+        student = _softmax(layer, features)
+        agree = float((student.argmax(dim=1) == teacher.argmax(dim=1)).float().mean())
+        tell("student", f"{generation} of {generations}, {100 * agree:.1f}% of first choices are the head's")
+        layer = regression.fitted(_squared(relabel(teacher, student)), teacher)
+    tell("student", f"{generations} of {generations}")
     asked = shot.rehearsal.basis.matrix.shape[1] / max(regression.directions, 1)
     return LinearStudent(shot, layer, 0.0 if seen is not None else min(1.0, asked) ** 2)
 

@@ -104,7 +104,7 @@ def test_numbers_are_audited_at_the_ends_of_their_range(place):
     assert found.attack.startswith("the answers' likelihood")
 
 
-@pytest.mark.parametrize("method", ["one_shot_prior", "lp_mst", "alibi", "cluster_votes", "dp_sgd"])
+@pytest.mark.parametrize("method", ["one_shot+linear", "one_shot_prior", "lp_mst", "alibi", "cluster_votes", "dp_sgd"])
 def test_every_kind_of_method_can_be_run_again(tmp_path, method):
     write_csv(tmp_path / "t.csv", rows(300))
     options = ("--drop", "id", "--quiet")
