@@ -150,6 +150,7 @@ def _one_shot(job: Job) -> HeadPredictor:
 def _linear(job: Job) -> StudentPredictor:
     known = {name: value for name, value in job.settings.items() if name in ("generations", "ridge")}
     rest = {name: value for name, value in job.settings.items() if name not in known}
+    linear_student.check_settings(**known)
     shot = _look(job, split_settings(one_shot.train, replace(job, settings=rest))[0])
     found = linear_student.train_after(shot, job.features, report=job.report, **known)
     head = HeadPredictor(shot.rehearsal.basis, shot.weight)

@@ -1,4 +1,4 @@
-"""A linear student of one look: it knows all features where the head could ask about few. Closed form, no privacy.
+"""A linear student of one look: it knows all features where the head could ask about few. Closed form, free.
 
     1. the head of `one_shot` gives every row class probabilities p_i; they were paid for
     2. W = argmin Σ_i |p_i − p̄ − W(x_i − x̄)|² + λ|W|², over all features x
@@ -28,6 +28,7 @@ from labeldp.learning.temperature import likeliest_scale
 from labeldp.models.shared import checked_count
 from labeldp.private.vault import LabelVault
 from labeldp.recipes import one_shot
+from labeldp.recipes.look_noise import check_features
 from labeldp.recipes.one_shot import Clock, OneShot, Report
 from labeldp.recipes.students import matched
 
@@ -90,9 +91,9 @@ def train(
     >>> bool((student.predict(x) == (x[:, 0] > 0)).float().mean() > 0.8), vault.certificate(1e-6).epsilon <= 0.5
     (True, True)
     """
-    _check(generations, ridge)
-    if seen is not None:
-        _check_rows(features, seen)
+    check_settings(generations, ridge)
+    # All of this before the look: what is asked is paid for, whatever comes after.
+    check_features(features, vault)
     looked = features if seen is None else seen
     shot = one_shot.train(looked, vault, epsilon=epsilon, delta=delta, report=report, **look)
     return train_after(shot, features, seen=seen, generations=generations, ridge=ridge, report=report)
@@ -117,7 +118,7 @@ def train_after(
         ridge: λ, as a multiple of the features' mean variance times n.
         report: told of every generation.
     """
-    _check(generations, ridge)
+    check_settings(generations, ridge)
     looked = features if seen is None else _check_rows(features, seen)
     tell = Clock(report)
     teacher = shot.probabilities(looked)
@@ -182,7 +183,8 @@ def _squared(probabilities: Tensor) -> Tensor:
     return squares / squares.sum(dim=1, keepdim=True).clamp_min(1e-30)
 
 
-def _check(generations: int, ridge: float) -> None:
+def check_settings(generations: int = GENERATIONS, ridge: float = RIDGE) -> None:
+    """ValueError for what `train_after` would refuse: for callers that look first."""
     checked_count("generations", generations)
     if not 0 < ridge < float("inf"):
         raise ValueError(f"ridge={ridge} must be above 0 and finite; {RIDGE:g} is usual")

@@ -119,6 +119,15 @@ def test_methods_learn(method):
     assert accuracy(model, *numbers(2000, seed=1)) > 0.85
 
 
+def test_a_students_settings_are_refused_before_the_look_is_paid_for():
+    x, y = numbers(400)
+    told = []
+    settings = {"settings": {"ridge": 0.0}, "report": told.append}
+    with pytest.raises(ValueError, match="ridge=0"):
+        LabelDPClassifier(1.0, 1e-6, "one_shot+linear", classes=CLASSES, **settings).fit(x, y)
+    assert not [one for one in told if one.phase == "look"]
+
+
 def test_auto_says_why():
     x, y = numbers()
     model = LabelDPClassifier(1.0, classes=CLASSES).fit(x, y)

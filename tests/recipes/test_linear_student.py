@@ -185,8 +185,20 @@ def test_bad_settings_are_refused_before_anything_is_asked(settings):
 def test_other_rows_are_refused_before_anything_is_asked():
     x, labels = clouds()
     vault = LabelVault(labels, K)
-    with pytest.raises(ValueError, match="seen has 5999 rows"):
+    with pytest.raises(ValueError, match="5999 rows"):
         train(x, vault, epsilon=1.0, delta=1e-6, seen=x[1:])
+    with pytest.raises(ValueError, match="5999 rows"):
+        train(x[1:], vault, epsilon=1.0, delta=1e-6, seen=x)
+    assert vault.certificate(1e-6).epsilon == 0
+
+
+def test_rows_that_are_no_numbers_are_refused_before_anything_is_asked():
+    """Of the plain features, too, where the look is at others."""
+    x, labels = clouds()
+    vault, broken = LabelVault(labels, K), x.clone()
+    broken[7, 3] = math.nan
+    with pytest.raises(ValueError, match="features"):
+        train(broken, vault, epsilon=1.0, delta=1e-6, seen=x)
     assert vault.certificate(1e-6).epsilon == 0
 
 
