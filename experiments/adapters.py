@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,7 +80,11 @@ METRICS: dict[str, Callable[[nn.Module, Tensor, Any], float]] = {
 
 @dataclass(frozen=True)
 class Training:
-    """What an adapter gets for one run: everything on its device, the labels in a vault of their own."""
+    """What an adapter gets for one run: everything on its device, the labels in a vault of their own.
+
+    `kept` is a folder of studies that runs may share (`experiments.kept_studies`); what an adapter puts into `notes`
+    goes to the run's line.
+    """
 
     model: nn.Module
     inputs: Tensor
@@ -88,6 +93,8 @@ class Training:
     seed: int
     settings: Mapping[str, Any]
     report: Report | None = None
+    kept: Path | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 Adapter = Callable[[Training], nn.Module]
@@ -336,8 +343,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "one_shot_studied": Family(
         semi.studied_head_and_answers,
-        _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"share", "learn", "study", "student"},
-        semi.VIEWS_MAY_HAVE | {"average", "aligned", "shares"},
+        _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"learn", "study", "student"},
+        semi.VIEWS_MAY_HAVE | {"average", "aligned", "shares", "share", "first"},
     ),
     "one_shot_aug_descent": Family(
         semi.head_and_two_networks, _HEAD_NEEDS | semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE
@@ -366,11 +373,20 @@ def check_settings(run: Run) -> None:
         raise ValueError(f"{run.name}: settings that recipe {settings['recipe']!r} does not read: {sorted(strange)}")
 
 
-def train(run: Run, inputs: Tensor, vault: LabelVault, report: Report | None) -> nn.Module:
-    """The run's recipe with the run's settings, on a fresh model."""
+def train(
+    run: Run,
+    inputs: Tensor,
+    vault: LabelVault,
+    report: Report | None,
+    kept: Path | None = None,
+    notes: dict[str, Any] | None = None,
+) -> nn.Module:
+    """The run's recipe with the run's settings, on a fresh model; `kept` and `notes` as in `Training`."""
     check_settings(run)
     made = model(run.settings, inputs, vault.num_classes, run.seed)
-    job = Training(made, inputs, vault, run.epsilon, run.seed, run.settings, report)
+    job = Training(
+        made, inputs, vault, run.epsilon, run.seed, run.settings, report, kept, {} if notes is None else notes
+    )
     trained = FAMILIES[run.settings["recipe"]].train(job)
     return OverCrops(trained, side=1.0, grid=1) if run.settings.get("mirrored", False) else trained
 

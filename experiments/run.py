@@ -55,19 +55,19 @@ def _pieces(images: Any) -> list[Any]:
     return [images[i : i + 10_000] for i in range(0, len(images), 10_000)]
 
 
-def run_one(run: Run, device: str, tell: Tell = lambda news: None) -> records.Record:
-    """Train, measure on the test set, and say everything about it."""
+def run_one(run: Run, device: str, tell: Tell = lambda news: None, kept: Path | None = None) -> records.Record:
+    """Train, measure on the test set, and say everything about it; `kept` as in `experiments.kept_studies`."""
     images, test_images, sealed, test_labels = data(run.settings["dataset"], device)
     # A vault of its own for every run: each is one complete, separately certified release.
     vault = fresh_vault(sealed)
-    begun = time.perf_counter()
-    trained = adapters.train(run, images, vault, _reporter(run, tell))
+    begun, notes = time.perf_counter(), {}
+    trained = adapters.train(run, images, vault, _reporter(run, tell), kept, notes)
     if images.is_cuda:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
     value = adapters.METRICS[run.metric](trained, test_images, test_labels)
     claim = vault.certificate(run.settings.get("delta", 0.0))
-    return record_of(run, value, seconds, claim, _device_name(device))
+    return {**record_of(run, value, seconds, claim, _device_name(device)), **notes}
 
 
 def _reporter(run: Run, tell: Tell) -> Callable[[Progress], None]:
@@ -140,9 +140,19 @@ def _git(*arguments: str) -> str:
 
 
 def train_missing(
-    wanted: list[Run], out: Path, device: str, *, jobs: int = 1, tell: Tell, until: float = float("inf")
+    wanted: list[Run],
+    out: Path,
+    device: str,
+    *,
+    jobs: int = 1,
+    tell: Tell,
+    until: float = float("inf"),
+    kept: Path | None = None,
 ) -> None:
-    """Train every wanted run that has no line in `out` yet, and append its line as soon as it is done."""
+    """Train every wanted run that has no line in `out` yet, and append its line as soon as it is done.
+
+    `kept` is a folder of studies that runs share (`experiments.kept_studies`).
+    """
     left = records.missing(wanted, records.read(out))
     for run in left:
         adapters.check_settings(run)
@@ -152,14 +162,14 @@ def train_missing(
             records.append(out, news.record)
         tell(news)
 
-    sweep(left, functools.partial(_run_beside, jobs=jobs, device=device), jobs=jobs, tell=keep, until=until)
+    sweep(left, functools.partial(_run_beside, jobs=jobs, device=device, kept=kept), jobs=jobs, tell=keep, until=until)
 
 
-def _run_beside(run: Run, tell: Tell, jobs: int, device: str) -> records.Record:
+def _run_beside(run: Run, tell: Tell, jobs: int, device: str, kept: Path | None = None) -> records.Record:
     """One of several trainings at once, each with its share of the processor's cores."""
     if jobs > 1:
         torch.set_num_threads(max(1, _THREADS // jobs))
-    return run_one(run, device, tell)
+    return run_one(run, device, tell, kept)
 
 
 def main() -> None:
@@ -172,12 +182,14 @@ def main() -> None:
     parser.add_argument("--device", help="default: cuda where there is one")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no new training after this long")
+    parser.add_argument("--kept", type=Path, help="a folder of looks and their networks that runs share")
     arguments = parser.parse_args()
     wanted = runs(arguments.settings, arguments.group, arguments.seed)
     left = len(records.missing(wanted, records.read(arguments.out)))
     print(f"{left} runs to do, {len(wanted) - left} done before", flush=True)
     until, device = time.time() + 60 * arguments.minutes, checked_device(arguments.device)
-    train_missing(wanted, arguments.out, device, jobs=arguments.jobs, tell=_print_finished, until=until)
+    settings: dict[str, Any] = {"jobs": arguments.jobs, "until": until, "kept": arguments.kept}
+    train_missing(wanted, arguments.out, device, tell=_print_finished, **settings)
 
 
 def _print_finished(news: News) -> None:

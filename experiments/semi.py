@@ -7,17 +7,19 @@ import functools
 import math
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from experiments import public_features
+from experiments import kept_studies, public_features
 from experiments.settings import named
 from labeldp.learning import objectives
 from labeldp.learning.augment import Augment
 from labeldp.learning.corefinement import co_refine
-from labeldp.learning.fit import fit, sgd
+from labeldp.learning.crops import OverCrops
+from labeldp.learning.fit import fit, predict, sgd
 from labeldp.learning.fixmatch import fixmatch, seven_sixteenths, weights_sgd
 from labeldp.learning.mean_teacher import mean_teacher
 from labeldp.learning.rehearsal import rehearse
@@ -43,6 +45,8 @@ FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
     "ratio", "threshold", "temperature", "strength", "average", "aligned", "apart", "schedule", "algorithm", "ramp",
     "probe",
 }  # fmt: skip
+# Settings of what comes after a study (`kept_studies`); `weight_decay` and the views are the study's, too.
+_AFTER_STUDY = frozenset({"epochs", "batch_size", "learning_rate", "average", "share", "first", "shares", "learn"})
 REFINE_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay", "warmup", "switch"})
 REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", "mixup", "steps", "probe"}
 
@@ -101,8 +105,42 @@ def studied_head_and_answers(job: Training) -> nn.Module:
             shot, public.features, model, inputs, per_class=own["per_class"], fit=learner, student=student
         )
 
-    shares = tuple(settings.get("shares", [1.0]))
-    return look_and_ask(job, public, _plainly(job, settings), shares=shares, begin="start" in settings, study=study)
+    ask: dict[str, Any] = {
+        "shares": tuple(settings.get("shares", [1.0])), "begin": "start" in settings,
+        "believe": _mirrored if settings.get("mirrored", False) else predict,
+    }  # fmt: skip
+    if job.kept is None:
+        return look_and_ask(job, public, _plainly(job, settings), study=study, **ask)
+    with kept_studies.study(job.kept, _of_study(job), job.notes) as kept:
+
+        def once(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
+            return kept.once(model, lambda: study(model, inputs, shot))
+
+        return look_and_ask(job, public, _unkept(_plainly(job, settings)), study=once, folder=kept.folder, **ask)
+
+
+def _of_study(job: Training) -> Any:
+    """All that decides what a look teaches: not what is asked afterwards, nor how that is learnt."""
+    own = {name: value for name, value in job.settings.items() if name not in _AFTER_STUDY}
+    split = _split(job)
+    if split is None:
+        raise ValueError("studies are kept of one look's epsilon; give first, or share, in the settings")
+    return sorted(own.items(), key=str), split.first, job.seed, len(job.vault), str(job.inputs.device)
+
+
+def _unkept(fit: Any) -> Any:
+    """Without a checkpoint: the folder is the run's own, and no other run goes on from it."""
+
+    def train(*given: Any, checkpoint: Path | None = None, **settings: Any) -> nn.Module:
+        del checkpoint
+        return fit(*given, **settings)
+
+    return train
+
+
+def _mirrored(model: nn.Module, images: Any) -> Tensor:
+    """Scores, the mean over an image and its mirror."""
+    return predict(OverCrops(model, side=1.0, grid=1), images)
 
 
 def student_of(job: Training) -> Any:
@@ -138,17 +176,27 @@ def head_and_answers(job: Training) -> nn.Module:
 
 
 def look_and_ask(job: Training, public: public_features.Public, fit: Any, **more: Any) -> nn.Module:
-    """One look, then answers under its head as prior; the split rehearsed, or by `share`."""
-    settings, split = job.settings, None
-    if "share" in settings:
-        first, second = one_shot_prior.split_budget(job.epsilon, settings["delta"], settings["share"])
-        split = one_shot_prior.Split(first, second, math.nan)
+    """One look, then answers under its head as prior; the split rehearsed, or by `first` or `share`."""
+    settings = job.settings
     names = settings.get("learn", ["posterior_of_model", "likelihood"])
     learns = [named("learn", name, LEARNS) for name in ([names] if isinstance(names, str) else names)]
     return one_shot_prior.train(
         job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"], fit=fit,
-        learn=learns, split=split, rehearse=_rehearsal(job, public), seed=job.seed, **more,
+        learn=learns, split=_split(job), rehearse=_rehearsal(job, public), seed=job.seed, **more,
     ).model  # fmt: skip
+
+
+def _split(job: Training) -> one_shot_prior.Split | None:
+    """By the look's own epsilon, `first`, or by its `share` of the budget."""
+    settings = job.settings
+    if "first" in settings:
+        if "share" in settings or not 0 < settings["first"] <= job.epsilon:
+            raise ValueError(f"first={settings['first']} of epsilon={job.epsilon}: give at most that, and no share")
+        return one_shot_prior.Split(settings["first"], job.epsilon - settings["first"], math.nan)
+    if "share" not in settings:
+        return None
+    first, second = one_shot_prior.split_budget(job.epsilon, settings["delta"], settings["share"])
+    return one_shot_prior.Split(first, second, math.nan)
 
 
 def learner_of(job: Training) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import adapters, kept_labels, public_features, records, run, semi
+from experiments import adapters, kept_labels, kept_studies, public_features, records, run, semi
 from experiments.settings import Run, runs
 from labeldp.data import synthetic
 
@@ -25,6 +25,8 @@ STUDIED = {
     "recipe": "one_shot_studied", "epochs": 1, "learn": ["posterior_of_model"], "share": 0.3, "shares": [0.5, 0.5],
     "student": {"epochs": 1}, "study": {"epochs": 1, "per_class": 5, "ratio": 2, "cut": 6},
 }  # fmt: skip
+# The same with the look's own epsilon.
+STUDIED_AFTER = {name: value for name, value in {**STUDIED, "first": 0.5}.items() if name != "share"}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,7 @@ def _nothing_kept(monkeypatch):
         {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5},
         {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5, "student": {"epochs": 1}, "mirrored": True},
         {**COMMON, **HEAD, **STUDIED},
+        {**COMMON, **HEAD, **STUDIED_AFTER, "mirrored": True},
         {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
         {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
         {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
@@ -85,6 +88,66 @@ def test_an_unknown_objective_is_refused():
 def test_a_misspelt_setting_of_a_part_is_refused(part):
     settings = {**COMMON, **HEAD, **STUDIED, part: {"epoch": 1}}
     with pytest.raises(ValueError, match=rf"{part} has settings .* does not read: \['epoch'\]"):
+        run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
+
+
+def studied(epsilon, kept, monkeypatch, **changes):
+    """A line of a run that may share its study, and how many networks were trained by FixMatch for it."""
+    trained, settings = [], {**COMMON, **HEAD, **STUDIED_AFTER, **changes}
+    learner = semi.ALGORITHMS["fixmatch"]
+
+    def counted(job):
+        made = learner(job)
+        return lambda *given, **more: trained.append(1) or made(*given, **more)
+
+    monkeypatch.setitem(semi.ALGORITHMS, "fixmatch", counted)
+    line = run.run_one(Run("tiny", "semi", epsilon, 1, settings), "cpu", kept=kept)
+    assert records.check(line) == []
+    return line, len(trained)
+
+
+def test_runs_share_a_study_and_each_is_certified_whole(tmp_path, monkeypatch):
+    """One look and one network for three budgets; the look is in every certificate, the network trained once."""
+    lines, trained = zip(*(studied(epsilon, tmp_path, monkeypatch) for epsilon in (0.5, 2.0, 8.0)), strict=True)
+    assert trained == (1, 0, 0)
+    assert [line["study"]["shared"] for line in lines] == [False, True, True]
+    assert len({line["study"]["seconds"] for line in lines}) == 1
+    spent = [line["certificate"]["claim"]["epsilon"] for line in lines]
+    assert spent[0] == pytest.approx(0.5, rel=1e-2)
+    assert 1.5 < spent[1] <= 2.0
+    assert 7.5 < spent[2] <= 8.0
+
+
+@pytest.mark.parametrize("change", [{"first": 0.4}, {"study": {**STUDIED["study"], "per_class": 4}}, {"padding": 1}])
+def test_another_study_is_not_shared(tmp_path, monkeypatch, change):
+    studied(0.5, tmp_path, monkeypatch)
+    line, trained = studied(change.get("first", 0.5), tmp_path, monkeypatch, **change)
+    assert trained == 1
+    assert not line["study"]["shared"]
+
+
+def test_of_two_that_study_at_once_the_first_stays(tmp_path):
+    def trained(value):
+        model = torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(model.weight, value)
+        return model
+
+    notes = {}
+    with kept_studies.study(tmp_path, "both", notes) as first, kept_studies.study(tmp_path, "both", notes) as second:
+        for value, each in ((1.0, first), (2.0, second)):
+            for name in ("plan.npz", "moment.npz"):
+                (each.folder / name).write_text(str(value))
+            each.once(torch.nn.Linear(1, 1), lambda value=value: trained(value))
+    with kept_studies.study(tmp_path, "both", notes) as later:
+        assert (later.folder / "moment.npz").read_text() == "1.0"
+        assert later.once(torch.nn.Linear(1, 1), lambda: pytest.fail("trained again")).weight.item() == 1.0
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("change", [{"first": 3.0}, {"share": 0.3}])
+def test_a_look_that_does_not_fit_the_budget_is_refused(change):
+    settings = {**COMMON, **HEAD, **STUDIED_AFTER, **change}
+    with pytest.raises(ValueError, match=r"of epsilon=2\.0"):
         run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
 
 

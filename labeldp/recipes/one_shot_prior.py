@@ -58,6 +58,8 @@ SHARES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _ROOT2 = math.sqrt(2.0)
 # The model, its inputs and the look ↦ the model, taught by the look alone.
 Study = Callable[[nn.Module, Inputs, OneShot], nn.Module]
+# The model and its inputs ↦ its scores of all rows, (n, K).
+Believe = Callable[[nn.Module, Inputs], Tensor]
 # Prior (n, K) and ε ↦ which classes may be answered, booleans (n, K), at least one in each row.
 Sets = Callable[[npt.NDArray[np.float64], float], BoolArray]
 
@@ -140,6 +142,7 @@ def train(
     rehearse: Rehearse = rehearse,
     begin: bool = False,
     study: Study | None = None,
+    believe: Believe = predict,
     seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
@@ -165,6 +168,8 @@ def train(
             `students.train_after`. Its probabilities, no surer on average than the head's, are then the prior; how
             sure it may be is settled by the answers (`learning.temperature.scale_by_answers`). Learn from them by
             `lp_mst.posterior_of_model` alone. To go on after a kill it needs the folder, too.
+        believe: the scores of a model, which are the next prior, such as their mean over an image and its mirror
+            (`learning.crops.OverCrops`).
         seed: of the stages' rows.
         folder: keeps all looks and checkpoints, so that a killed run goes on and does not ask again.
         report: as in `one_shot.train`.
@@ -192,14 +197,14 @@ def train(
         model = study(model, inputs, shot)
         if split.second == 0:
             return OneShotPrior(model, shot, (), split)
-        scores = softened(predict(model, inputs), shot.confidence)
+        scores = softened(believe(model, inputs), shot.confidence)
     if split.second == 0:
         # Without answers the posterior is the prior, and there is no likelihood to go on with.
         known = Known(scores.argmax(dim=1), torch.zeros_like(scores), scores)
         settings = checkpoint_of(folder, scores.cpu().numpy())
         return OneShotPrior(fit(model, inputs, lp_mst.posterior_of_model(known), **settings), shot, (), split)
     ask_stage = _Asking(vault, split.second, sets, scores, folder)
-    model = _learnt(model, inputs, ask_stage, stages, scores, fit, learn, honest=study is not None)
+    model = _learnt(model, inputs, ask_stage, stages, scores, fit, learn, believe, honest=study is not None)
     return OneShotPrior(model, shot, tuple(ask_stage.released), split)
 
 
@@ -211,6 +216,7 @@ def _learnt(
     scores: Tensor,
     fit: Fit,
     learn: Sequence[Learn],
+    believe: Believe,
     honest: bool,
 ) -> nn.Module:
     """Ask stage by stage and learn from the answers, every learner in turn; `honest` corrects the prior's surety."""
@@ -221,7 +227,7 @@ def _learnt(
                 known = ask_stage.honest(rows, scores)
             settings = checkpoint_of(ask_stage.folder, ask_stage.digested(), np.array([number, turn]))
             model = fit(model, inputs, learner(known), **settings)
-            scores = predict(model, inputs)
+            scores = believe(model, inputs)
     return model
 
 

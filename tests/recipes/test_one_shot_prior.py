@@ -315,6 +315,26 @@ def test_rows_keep_the_prior_they_were_asked_under():
     assert not torch.allclose(second.scores[late], first.scores[late])
 
 
+def test_what_the_model_is_held_to_believe_is_the_prior():
+    """Of the study, and of every stage after it."""
+    seen, asked = [], []
+
+    def believe(model, inputs):
+        asked.append(-predict(model, inputs))
+        return asked[-1]
+
+    def spy(known):
+        seen.append(known.scores)
+        return lp_mst.posterior_of_model(known)
+
+    settings = {"learn": [spy], "shares": (0.6, 0.4), "seed": 1, "believe": believe}
+    run(vault(seed=5), study=lambda model, inputs, shot: model, **settings)
+    late = lp_mst.split(N, (0.6, 0.4), 1)[1]
+    for scores, belief in zip(seen, asked, strict=False):
+        assert torch.equal(scores[late].argmax(dim=1), belief[late].argmax(dim=1))
+    assert len(asked) == 3
+
+
 def test_study_alone_where_nothing_is_left_for_answers():
     box, seen = vault(seed=5), []
 

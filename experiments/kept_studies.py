@@ -1,0 +1,86 @@
+"""A look and the network it taught, kept for runs that differ only in what they ask afterwards.
+
+Runs at several ε may begin with the same look at the same ε₁. Each is a release of its own, certified whole: a look
+that is taken over is charged to the run's vault as well (`recipes.common.ask_once`). Only the training is not repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from labeldp.learning.cache import content_key
+from labeldp.learning.tensorfile import read_metadata, read_tensors, write_tensors
+
+_NETWORK = "network.safetensors"
+# What `one_shot.train` keeps in a folder.
+_LOOK = ("plan.npz", "moment.npz")
+
+
+class Study:
+    """One run's use of a kept study: its own folder, with the look and the network in it where there are any.
+
+    Args:
+        own: the run's folder, thrown away at its end.
+        shared: where the study is, or will be.
+        notes: for the run's line: whether the study was another run's, and the seconds it took.
+    """
+
+    def __init__(self, own: Path, shared: Path, notes: dict[str, Any]) -> None:
+        self.folder, self._shared, self._notes = own, shared, notes
+        self._begun = time.perf_counter()
+
+    def once(self, model: nn.Module, train: Callable[[], nn.Module]) -> nn.Module:
+        """The model with the kept weights; or trained, and kept for others."""
+        kept = self.folder / _NETWORK
+        if kept.exists():
+            model.load_state_dict(read_tensors(kept))
+            self._notes["study"] = {"shared": True, **_seconds(kept)}
+            return model.eval()
+        trained = train()
+        state = {name: value.contiguous() for name, value in trained.state_dict().items()}
+        write_tensors(kept, state, {"seconds": f"{time.perf_counter() - self._begun:.1f}"})
+        self._notes["study"] = {"shared": False, **_seconds(kept)}
+        self._publish()
+        return trained
+
+    def _publish(self) -> None:
+        """Look and network appear together, in one step; whoever comes second leaves the first one's in place."""
+        draft = Path(tempfile.mkdtemp(dir=self._shared.parent))
+        for name in (*_LOOK, _NETWORK):
+            shutil.copy(self.folder / name, draft / name)
+        try:
+            os.rename(draft, self._shared)
+        except OSError:
+            shutil.rmtree(draft)
+
+
+@contextmanager
+def study(kept: Path, what: Any, notes: dict[str, Any]) -> Iterator[Study]:
+    """The study of these settings among those kept.
+
+    Args:
+        kept: the folder of all of them; made when it is missing.
+        what: all that decides what is studied, as plain values.
+        notes: see `Study`.
+    """
+    kept.mkdir(parents=True, exist_ok=True)
+    shared = kept / content_key(repr(what))
+    with tempfile.TemporaryDirectory() as place:
+        own = Path(place) / "run"
+        if shared.exists():
+            shutil.copytree(shared, own)
+        own.mkdir(exist_ok=True)
+        yield Study(own, shared, notes)
+
+
+def _seconds(network: Path) -> dict[str, float]:
+    return {"seconds": float(read_metadata(network)["seconds"])}
