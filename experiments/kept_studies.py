@@ -2,16 +2,18 @@
 
 Runs at several ε may begin with the same look at the same ε₁. Each is a release of its own, certified whole: a look
 that is taken over is charged to the run's vault as well (`recipes.common.ask_once`). Only the training is not repeated.
+Of runs side by side the first studies and the others wait for it; should it die, the next one studies.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,11 @@ class Study:
         own: the run's folder, thrown away at its end.
         shared: where the study is, or will be.
         notes: for the run's line: whether the study was another run's, and the seconds it took.
+        turn: held while no other run may study the same.
     """
 
-    def __init__(self, own: Path, shared: Path, notes: dict[str, Any]) -> None:
-        self.folder, self._shared, self._notes = own, shared, notes
+    def __init__(self, own: Path, shared: Path, notes: dict[str, Any], turn: ExitStack) -> None:
+        self.folder, self._shared, self._notes, self._turn = own, shared, notes, turn
         self._begun = time.perf_counter()
 
     def once(self, model: nn.Module, train: Callable[[], nn.Module]) -> nn.Module:
@@ -50,17 +53,15 @@ class Study:
         write_tensors(kept, state, {"seconds": f"{time.perf_counter() - self._begun:.1f}"})
         self._notes["study"] = {"shared": False, **_seconds(kept)}
         self._publish()
+        self._turn.close()
         return trained
 
     def _publish(self) -> None:
-        """Look and network appear together, in one step; whoever comes second leaves the first one's in place."""
+        """Look and network appear together, in one step."""
         draft = Path(tempfile.mkdtemp(dir=self._shared.parent))
         for name in (*_LOOK, _NETWORK):
             shutil.copy(self.folder / name, draft / name)
-        try:
-            os.rename(draft, self._shared)
-        except OSError:
-            shutil.rmtree(draft)
+        os.rename(draft, self._shared)
 
 
 @contextmanager
@@ -74,12 +75,16 @@ def study(kept: Path, what: Any, notes: dict[str, Any]) -> Iterator[Study]:
     """
     kept.mkdir(parents=True, exist_ok=True)
     shared = kept / content_key(repr(what))
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, ExitStack() as turn:
+        # The system lets go of the lock of a process that dies.
+        lock = turn.enter_context(shared.with_suffix(".lock").open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
         own = Path(place) / "run"
         if shared.exists():
             shutil.copytree(shared, own)
+            turn.close()
         own.mkdir(exist_ok=True)
-        yield Study(own, shared, notes)
+        yield Study(own, shared, notes, turn)
 
 
 def _seconds(network: Path) -> dict[str, float]:

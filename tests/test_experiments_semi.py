@@ -1,5 +1,7 @@
 """The semi-supervised runs, on made-up images: every family leaves a certified line, and the settings file is read."""
 
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -126,22 +128,44 @@ def test_another_study_is_not_shared(tmp_path, monkeypatch, change):
     assert not line["study"]["shared"]
 
 
-def test_of_two_that_study_at_once_the_first_stays(tmp_path):
-    def trained(value):
-        model = torch.nn.Linear(1, 1)
-        torch.nn.init.constant_(model.weight, value)
-        return model
+def use_study(folder, value, began, failing=False):
+    """Study by filling a weight with the value, in a process of its own or in this one; the weight that comes of it."""
+    with kept_studies.study(folder, "same", {}) as mine:
+        for name in ("plan.npz", "moment.npz"):
+            (mine.folder / name).write_text(str(value))
 
-    notes = {}
-    with kept_studies.study(tmp_path, "both", notes) as first, kept_studies.study(tmp_path, "both", notes) as second:
-        for value, each in ((1.0, first), (2.0, second)):
-            for name in ("plan.npz", "moment.npz"):
-                (each.folder / name).write_text(str(value))
-            each.once(torch.nn.Linear(1, 1), lambda value=value: trained(value))
-    with kept_studies.study(tmp_path, "both", notes) as later:
-        assert (later.folder / "moment.npz").read_text() == "1.0"
-        assert later.once(torch.nn.Linear(1, 1), lambda: pytest.fail("trained again")).weight.item() == 1.0
-    assert len(list(tmp_path.iterdir())) == 1
+        def train():
+            began.touch()
+            time.sleep(0.5)
+            if failing:
+                raise ArithmeticError
+            model = torch.nn.Linear(1, 1)
+            torch.nn.init.constant_(model.weight, value)
+            return model
+
+        return next(mine.once(torch.nn.Linear(1, 1), train).parameters()).item()
+
+
+def side_by_side(folder, **first):
+    """What a second run gets that comes while the first one studies."""
+    began = folder / "began"
+    other = threading.Thread(target=use_study, args=(folder / "kept", 1.0, began), kwargs=first)
+    other.start()
+    while not began.exists():
+        time.sleep(0.01)
+    found = use_study(folder / "kept", 2.0, began)
+    other.join()
+    return found
+
+
+def test_a_run_waits_for_another_that_studies_the_same(tmp_path):
+    assert side_by_side(tmp_path) == 1.0
+    assert use_study(tmp_path / "kept", 3.0, tmp_path / "began") == 1.0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_study_that_failed_is_left_to_the_next(tmp_path):
+    assert side_by_side(tmp_path, failing=True) == 2.0
 
 
 @pytest.mark.parametrize("change", [{"first": 3.0}, {"share": 0.3}])
