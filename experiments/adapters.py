@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from experiments import pate, public_features, semi
 from experiments.settings import Run, named
 from labeldp.learning import augment, schedules
+from labeldp.learning.clusters import Clusters
 from labeldp.learning.crops import OverCrops
 from labeldp.learning.descent import rmsprop
 from labeldp.learning.fit import Progress, Report, accuracy, adam, fit, sgd
@@ -29,6 +30,7 @@ from labeldp.models import zoo
 from labeldp.private.vault import LabelVault
 from labeldp.recipes import (
     alibi,
+    cluster_votes,
     debiased,
     forward,
     labeldp_pro,
@@ -254,6 +256,26 @@ def cluster_prior(job: Training) -> nn.Module:
     )  # fmt: skip
 
 
+def cluster_majorities(job: Training) -> nn.Module:
+    """NoiseCluster: a noisy majority label for each cluster, and so for every image, old or new."""
+    public = _public(job)
+    found = public.clusters(job.settings["clusters"])
+    labels = cluster_votes.label(found, job.vault, epsilon=job.epsilon)
+    return public.on_images(_OfCluster(found, labels, job.vault.num_classes))
+
+
+class _OfCluster(nn.Module):
+    """The label of the nearest centre, as scores."""
+
+    def __init__(self, clusters: Clusters, labels: cluster_votes.ClusterLabels, num_classes: int) -> None:
+        super().__init__()
+        self._clusters, self._labels, self._num_classes = clusters, labels, num_classes
+
+    def forward(self, rows: Tensor) -> Tensor:
+        classes = self._labels.predict(self._clusters.assign(rows).cpu().numpy())
+        return nn.functional.one_hot(torch.from_numpy(classes), self._num_classes).to(rows)
+
+
 def _public(job: Training) -> public_features.Public:
     return public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
 
@@ -355,6 +377,15 @@ FAMILIES: dict[str, Family] = {
     "pate_aug_descent": Family(
         pate.votes_and_two_networks, pate.NEEDS | semi.REFINE_NEEDS | {"student"}, pate.MAY_HAVE | semi.REFINE_MAY_HAVE
     ),
+    "pate_ldp_ssl": Family(
+        pate.votes_and_fixmatch_again, pate.NEEDS | semi.FIXMATCH_NEEDS | {"student"},
+        pate.MAY_HAVE | semi.FIXMATCH_MAY_HAVE,
+    ),
+    "pate_denoise_ssl": Family(
+        pate.votes_and_kept_labels, pate.NEEDS | semi.FIXMATCH_NEEDS | {"student", "clusters"},
+        pate.MAY_HAVE | semi.FIXMATCH_MAY_HAVE,
+    ),
+    "noise_cluster": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset()),
 }  # fmt: skip
 
 

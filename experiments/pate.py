@@ -1,4 +1,4 @@
-"""Adapters of PATE-FM: linear teachers on features vote; FixMatch learns from the answers, AugDescent from that."""
+"""Adapters of PATE-FM: linear teachers on features vote; FixMatch learns from the answers, others from its labels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from experiments import public_features, semi
-from labeldp.learning.semisupervised import from_classes
+from labeldp.learning.semisupervised import Labels, from_classes
 from labeldp.learning.teachers import one_look_teachers, ridge_teachers
-from labeldp.recipes import aug_descent, pate_fm
+from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, pate_fm
 
 if TYPE_CHECKING:
     from experiments.adapters import Training
@@ -23,26 +23,45 @@ MAY_HAVE = frozenset({"heads", "ridge", "agreement", "noise_ratio", "at_once"})
 
 def votes_and_fixmatch(job: Training) -> nn.Module:
     """Pipeline 3: the student of the answers is the model."""
-    public = public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
     return pate_fm.train(
         job.model, job.inputs, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], fit=semi.learner_of(job),
-        teachers=_teachers(job, public), ballot=_ballot(job),
+        teachers=_teachers(job), ballot=_ballot(job),
     )  # fmt: skip
 
 
 def votes_and_two_networks(job: Training) -> nn.Module:
-    """Pipeline 2: the student, with the settings in `student`, labels all rows; AugDescent learns from that."""
+    """Pipeline 2 with AugDescent: the student labels all rows, two networks learn from that."""
+    return aug_descent.learn(job.model, job.inputs, _labelled(job), refine=semi.refine_of(job))
+
+
+def votes_and_fixmatch_again(job: Training) -> nn.Module:
+    """Pipeline 2 with LDP-SSL: FixMatch once more, every row with the student's label."""
+    return ldp_ssl.learn(job.model, job.inputs, _labelled(job), fit=semi.learner_of(job))
+
+
+def votes_and_kept_labels(job: Training) -> nn.Module:
+    """Pipeline 2 with DenoiseSSL: of the student's labels those that agree with their cluster's majority."""
+    groups = _public(job).clusters(job.settings["clusters"]).members.cpu().numpy()
+    private = _labelled(job)
+    guesses = denoise_ssl.majority(private.targets.argmax(dim=1), groups, job.vault.num_classes)
+    return denoise_ssl.learn(job.model, job.inputs, private, guesses, fit=semi.learner_of(job))
+
+
+def _labelled(job: Training) -> Labels:
+    """Labels of all rows by the student of the votes, which has the settings in `student` before the run's own."""
     unread = set(job.settings["student"]) - semi.FIXMATCH_NEEDS - semi.FIXMATCH_MAY_HAVE - {"epochs"}
     if unread:
         raise ValueError(f"student has settings that FixMatch does not read: {sorted(unread)}")
     first = replace(job, model=copy.deepcopy(job.model), settings={**job.settings, **job.settings["student"]})
-    labels = pate_fm.relabel(votes_and_fixmatch(first), job.inputs)
-    private = from_classes(labels, job.vault.num_classes)
-    return aug_descent.learn(job.model, job.inputs, private, refine=semi.refine_of(job))
+    return from_classes(pate_fm.relabel(votes_and_fixmatch(first), job.inputs), job.vault.num_classes)
 
 
-def _teachers(job: Training, public: public_features.Public) -> pate_fm.Teachers:
-    settings, features = job.settings, public.features
+def _public(job: Training) -> public_features.Public:
+    return public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
+
+
+def _teachers(job: Training) -> pate_fm.Teachers:
+    settings, features = job.settings, _public(job).features
     name = settings.get("heads", "one look")
     if name not in TEACHERS:
         raise ValueError(f"heads={name!r} is not known; give one of {', '.join(TEACHERS)}")

@@ -1,4 +1,4 @@
-"""The runs of PATE-FM, on made-up images: both families leave a certified line, and the settings file is read."""
+"""The runs of PATE-FM, on made-up images: every family leaves a certified line, and the settings file is read."""
 
 from pathlib import Path
 
@@ -29,10 +29,12 @@ def _nothing_kept(monkeypatch):
             **COMMON, "recipe": "pate_aug_descent", "epochs": 2, "warmup": 1, "switch": 1,
             "ridge": 0.01, "student": {"epochs": 1},
         },
+        {**COMMON, "recipe": "pate_ldp_ssl", "epochs": 1, "ratio": 2, "student": {"epochs": 2}},
+        {**COMMON, "recipe": "pate_denoise_ssl", "epochs": 1, "ratio": 2, "clusters": 5, "student": {"epochs": 2}},
     ],
     ids=lambda settings: settings["recipe"],
 )  # fmt: skip
-def test_both_families_leave_a_certified_line(settings):
+def test_every_family_leaves_a_certified_line(settings):
     line = run.run_one(Run("tiny", "pate", 20.0, 1, settings), "cpu")
     assert records.check(line) == []
     assert line["delta"] == 1e-5
@@ -43,4 +45,6 @@ def test_the_file_is_read():
     found = runs(SETTINGS, [])
     for each in found:
         adapters.check_settings(each)
-    assert {each.settings["recipe"] for each in found} == {"pate_fm", "pate_aug_descent"}
+    assert {each.settings["recipe"] for each in found} == {
+        "pate_fm", "pate_aug_descent", "pate_ldp_ssl", "pate_denoise_ssl",
+    }  # fmt: skip

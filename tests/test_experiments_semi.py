@@ -27,6 +27,9 @@ STUDIED = {
     "recipe": "one_shot_studied", "epochs": 1, "learn": ["posterior_of_model"], "share": 0.3, "shares": [0.5, 0.5],
     "student": {"epochs": 1}, "study": {"epochs": 1, "per_class": 5, "ratio": 2, "cut": 6},
 }  # fmt: skip
+CLUSTERS = {
+    "recipe": "noise_cluster", "dataset": synthetic.NAME, "model": "head", "epochs": 0, "features": HEAD["features"],
+}  # fmt: skip
 # The same with the look's own epsilon.
 STUDIED_AFTER = {name: value for name, value in {**STUDIED, "first": 0.5}.items() if name != "share"}
 
@@ -52,6 +55,7 @@ def _nothing_kept(monkeypatch):
         {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
         {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
         {**MATCH, "recipe": "ldp_ssl", "probe": True},
+        {**CLUSTERS, "clusters": 12},
         {**TEACHER, **HEAD, "recipe": "one_shot_answers", "share": 0.5, "learn": ["posterior_of_model", "likelihood"]},
     ],
     ids=lambda settings: settings["recipe"],
@@ -69,7 +73,7 @@ def test_the_file_is_read():
         adapters.check_settings(each)
     assert {each.settings["recipe"] for each in found} == {
         "ldp_ssl", "denoise_ssl", "aug_descent", "one_shot_fixmatch", "one_shot_aug_descent",
-        "one_shot_answers", "one_shot_student", "one_shot_studied",
+        "one_shot_answers", "one_shot_student", "one_shot_studied", "noise_cluster",
     }  # fmt: skip
 
 
