@@ -48,6 +48,8 @@ METHODS = (
     (r"pretrain|pate", None),
     # Semi-supervised networks: `choose` does not offer them. On Fashion-MNIST they were behind what it offers.
     (r"ldp-ssl|denoise-ssl|aug-descent|mean-teacher|fixmatch|shot-answers|studied", None),
+    # With two numbers of clusters, of which `choose` cannot know the better one.
+    (r"^noise-cluster", None),
     # Of these recipes `choose` offers networks, which take longer and learn more.
     (r"^linear-", None),
     # A graph of nearest rows makes better heads at small ε, an encoder over crops at all, but users of `choose` do not
