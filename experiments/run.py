@@ -61,7 +61,9 @@ def run_one(run: Run, device: str, tell: Tell = lambda news: None, kept: Path | 
     # A vault of its own for every run: each is one complete, separately certified release.
     vault = fresh_vault(sealed)
     begun, notes = time.perf_counter(), {}
-    trained = adapters.train(run, images, vault, _reporter(run, tell), kept, notes)
+    # What is kept is kept by commit, or a line would claim one that made only a part of it.
+    place = None if kept is None else kept / commit()
+    trained = adapters.train(run, images, vault, _reporter(run, tell), place, notes)
     if images.is_cuda:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun

@@ -45,8 +45,8 @@ FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
     "ratio", "threshold", "temperature", "strength", "average", "aligned", "apart", "schedule", "algorithm", "ramp",
     "probe",
 }  # fmt: skip
-# Settings of what comes after a study (`kept_studies`); `weight_decay` and the views are the study's, too.
-_AFTER_STUDY = frozenset({"epochs", "batch_size", "learning_rate", "average", "share", "first", "shares", "learn"})
+# Settings of what is asked after a study (`kept_studies`).
+_AFTER_STUDY = frozenset({"share", "first", "shares", "learn"})
 REFINE_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay", "warmup", "switch"})
 REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", "mixup", "steps", "probe"}
 
@@ -120,12 +120,13 @@ def studied_head_and_answers(job: Training) -> nn.Module:
 
 
 def _of_study(job: Training) -> Any:
-    """All that decides what a look teaches: not what is asked afterwards, nor how that is learnt."""
-    own = {name: value for name, value in job.settings.items() if name not in _AFTER_STUDY}
+    """All that decides what a look teaches: both trainings' settings, but not what is asked afterwards."""
     split = _split(job)
     if split is None:
         raise ValueError("studies are kept of one look's epsilon; give first, or share, in the settings")
-    return sorted(own.items(), key=str), split.first, job.seed, len(job.vault), str(job.inputs.device)
+    before = {name: value for name, value in job.settings.items() if name not in _AFTER_STUDY}
+    parts = [sorted({**before, **before[part]}.items(), key=str) for part in ("student", "study")]
+    return parts, split.first, job.seed, len(job.vault), str(job.inputs.device)
 
 
 def _unkept(fit: Any) -> Any:

@@ -124,12 +124,22 @@ def test_runs_share_a_study_and_each_is_certified_whole(tmp_path, monkeypatch):
     assert 7.5 < spent[2] <= 8.0
 
 
-@pytest.mark.parametrize("change", [{"first": 0.4}, {"study": {**STUDIED["study"], "per_class": 4}}, {"padding": 1}])
+# The third is the student's, too, as it has no rate of its own.
+@pytest.mark.parametrize(
+    "change",
+    [{"first": 0.4}, {"study": {**STUDIED["study"], "per_class": 4}}, {"learning_rate": 0.02}, {"padding": 1}],
+)
 def test_another_study_is_not_shared(tmp_path, monkeypatch, change):
     studied(0.5, tmp_path, monkeypatch)
     line, trained = studied(change.get("first", 0.5), tmp_path, monkeypatch, **change)
     assert trained == 1
     assert not line["study"]["shared"]
+
+
+def test_a_study_of_another_commit_is_not_shared(tmp_path, monkeypatch):
+    studied(0.5, tmp_path, monkeypatch)
+    monkeypatch.setattr(run, "commit", lambda: "another")
+    assert not studied(0.5, tmp_path, monkeypatch)[0]["study"]["shared"]
 
 
 def use_study(folder, value, began, failing=False):
