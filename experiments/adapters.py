@@ -148,13 +148,13 @@ def gradients(job: Training) -> nn.Module:
 
 def look(job: Training) -> nn.Module:
     """One look: features, moment, head."""
-    public = _public(job)
+    public = semi.public_of(job)
     return public.on_images(_shot(job, public, job.epsilon, public.features).layer)
 
 
 def look_and_student(job: Training) -> nn.Module:
     """One look, then a network on the head's probabilities, in generations matched to the moment."""
-    public, settings = _public(job), job.settings
+    public, settings = semi.public_of(job), job.settings
     shot = _shot(job, public, job.epsilon, public.features)
     if "start" in settings:
         begin_as(job.model, job.inputs, shot.logits(public.features))
@@ -166,7 +166,7 @@ def look_and_student(job: Training) -> nn.Module:
 
 def look_and_linear_student(job: Training) -> nn.Module:
     """One look at a graph's features, then a linear layer on the plain ones, taught by the head's surest labels."""
-    public, settings = _public(job), job.settings
+    public, settings = semi.public_of(job), job.settings
     plain, classes = public.plain, job.vault.num_classes
     taught = _shot(job, public, job.epsilon, public.features).probabilities(public.features)
     weights = students.surest(settings["surest"])(taught)
@@ -179,7 +179,7 @@ def look_and_linear_student(job: Training) -> nn.Module:
 
 def look_and_all_features(job: Training) -> nn.Module:
     """One look, at a graph of the features where one is asked for, then a linear student on all of them."""
-    public, settings = _public(job), job.settings
+    public, settings = semi.public_of(job), job.settings
     if "graph" not in settings:
         shot = _shot(job, public, job.epsilon, public.features)
         return public.on_images(_Probabilities(linear_student.train_after(shot, public.features)))
@@ -203,7 +203,7 @@ class _Probabilities(nn.Module):
 
 def several_looks(job: Training) -> nn.Module:
     """As many looks as there are shares, each with a student."""
-    public = _public(job)
+    public = semi.public_of(job)
 
     def once(features: Tensor, vault: LabelVault, /, *, epsilon: float, delta: float, folder: Any) -> Any:
         return _shot(job, public, epsilon, features)
@@ -219,19 +219,19 @@ def several_looks(job: Training) -> nn.Module:
 
 def look_and_answers(job: Training) -> nn.Module:
     """One look, then answers under its head as prior."""
-    return semi.look_and_ask(job, _public(job), _fits(job)[0], shares=job.settings["shares"])
+    return semi.look_and_ask(job, semi.public_of(job), _fits(job)[0], shares=job.settings["shares"])
 
 
 def linear_answers(job: Training) -> nn.Module:
     """Randomized response, then a linear layer on features by the answers' likelihood."""
-    public = _public(job)
+    public = semi.public_of(job)
     layer = forward.train(_layer(job, public), public.features, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
     return public.on_images(layer)
 
 
 def linear_look_and_answers(job: Training) -> nn.Module:
     """`look_and_answers` with a linear layer on features as the model."""
-    public = _public(job)
+    public = semi.public_of(job)
     linear = replace(job, model=_layer(job, public), inputs=public.features)
     return public.on_images(semi.look_and_ask(linear, public, _fits(job)[0], shares=job.settings["shares"]))
 
@@ -251,14 +251,14 @@ def cluster_prior(job: Training) -> nn.Module:
         part = ssl_prior.fitted_part(job.epsilon, len(job.vault), many, job.vault.num_classes)
     return ssl_prior.train(
         job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0], prior_epsilon=part,
-        clusters=_public(job).clusters(many),
+        clusters=semi.public_of(job).clusters(many),
         learn=named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
     )  # fmt: skip
 
 
 def cluster_majorities(job: Training) -> nn.Module:
     """NoiseCluster: a noisy majority label for each cluster, and so for every image, old or new."""
-    public = _public(job)
+    public = semi.public_of(job)
     found = public.clusters(job.settings["clusters"])
     labels = cluster_votes.label(found, job.vault, epsilon=job.epsilon)
     return public.on_images(_OfCluster(found, labels, job.vault.num_classes))
@@ -274,10 +274,6 @@ class _OfCluster(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         classes = self._labels.predict(self._clusters.assign(rows).cpu().numpy())
         return nn.functional.one_hot(torch.from_numpy(classes), self._num_classes).to(rows)
-
-
-def _public(job: Training) -> public_features.Public:
-    return public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
 
 
 def _shot(job: Training, public: public_features.Public, epsilon: float, features: Tensor) -> one_shot.OneShot:

@@ -2,6 +2,7 @@
 
 Runs at several ε may begin with the same look at the same ε₁. Each is a release of its own, certified whole: a look
 that is taken over is charged to the run's vault as well (`recipes.common.ask_once`). Only the training is not repeated.
+The releases are alternatives: whoever published two of them would pay for the look once and for both answers.
 Of runs side by side the first studies and the others wait for it; should it die, the next one studies.
 """
 
@@ -33,28 +34,34 @@ class Study:
     Args:
         own: the run's folder, thrown away at its end.
         shared: where the study is, or will be.
-        notes: for the run's line: whether the study was another run's, and the seconds it took.
+        notes: for the run's line: whether the study was another run's, the seconds it took, and those of waiting for
+            it, which the line's own seconds count.
         turn: held while no other run may study the same.
+        waited: seconds until it was this run's turn.
     """
 
-    def __init__(self, own: Path, shared: Path, notes: dict[str, Any], turn: ExitStack) -> None:
+    def __init__(self, own: Path, shared: Path, notes: dict[str, Any], turn: ExitStack, waited: float) -> None:
         self.folder, self._shared, self._notes, self._turn = own, shared, notes, turn
-        self._begun = time.perf_counter()
+        self._begun, self._waited = time.perf_counter(), round(waited, 1)
 
     def once(self, model: nn.Module, train: Callable[[], nn.Module]) -> nn.Module:
         """The model with the kept weights; or trained, and kept for others."""
         kept = self.folder / _NETWORK
         if kept.exists():
             model.load_state_dict(read_tensors(kept))
-            self._notes["study"] = {"shared": True, **_seconds(kept)}
+            self._note(kept, shared=True)
             return model.eval()
         trained = train()
         state = {name: value.contiguous() for name, value in trained.state_dict().items()}
         write_tensors(kept, state, {"seconds": f"{time.perf_counter() - self._begun:.1f}"})
-        self._notes["study"] = {"shared": False, **_seconds(kept)}
+        self._note(kept, shared=False)
         self._publish()
         self._turn.close()
         return trained
+
+    def _note(self, network: Path, shared: bool) -> None:
+        seconds = float(read_metadata(network)["seconds"])
+        self._notes["study"] = {"shared": shared, "seconds": seconds, "waited": self._waited}
 
     def _publish(self) -> None:
         """Look and network appear together, in one step."""
@@ -78,14 +85,12 @@ def study(kept: Path, what: Any, notes: dict[str, Any]) -> Iterator[Study]:
     with tempfile.TemporaryDirectory() as place, ExitStack() as turn:
         # The system lets go of the lock of a process that dies.
         lock = turn.enter_context(shared.with_suffix(".lock").open("w"))
+        begun = time.perf_counter()
         fcntl.flock(lock, fcntl.LOCK_EX)
+        waited = time.perf_counter() - begun
         own = Path(place) / "run"
         if shared.exists():
             shutil.copytree(shared, own)
             turn.close()
         own.mkdir(exist_ok=True)
-        yield Study(own, shared, notes, turn)
-
-
-def _seconds(network: Path) -> dict[str, float]:
-    return {"seconds": float(read_metadata(network)["seconds"])}
+        yield Study(own, shared, notes, turn, waited)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from experiments import public_features, semi
+from experiments import semi
 from labeldp.learning.semisupervised import Labels, from_classes
 from labeldp.learning.teachers import one_look_teachers, ridge_teachers
 from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, pate_fm
@@ -41,7 +41,7 @@ def votes_and_fixmatch_again(job: Training) -> nn.Module:
 
 def votes_and_kept_labels(job: Training) -> nn.Module:
     """Pipeline 2 with DenoiseSSL: of the student's labels those that agree with their cluster's majority."""
-    groups = _public(job).clusters(job.settings["clusters"]).members.cpu().numpy()
+    groups = semi.public_of(job).clusters(job.settings["clusters"]).members.cpu().numpy()
     private = _labelled(job)
     guesses = denoise_ssl.majority(private.targets.argmax(dim=1), groups, job.vault.num_classes)
     return denoise_ssl.learn(job.model, job.inputs, private, guesses, fit=semi.learner_of(job))
@@ -56,12 +56,8 @@ def _labelled(job: Training) -> Labels:
     return from_classes(pate_fm.relabel(votes_and_fixmatch(first), job.inputs), job.vault.num_classes)
 
 
-def _public(job: Training) -> public_features.Public:
-    return public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
-
-
 def _teachers(job: Training) -> pate_fm.Teachers:
-    settings, features = job.settings, _public(job).features
+    settings, features = job.settings, semi.public_of(job).features
     name = settings.get("heads", "one look")
     if name not in TEACHERS:
         raise ValueError(f"heads={name!r} is not known; give one of {', '.join(TEACHERS)}")

@@ -186,6 +186,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e6, help="start no new training after this long")
     parser.add_argument("--kept", type=Path, help="a folder of looks and their networks that runs share")
     arguments = parser.parse_args()
+    if arguments.kept is not None and arguments.kept.exists() and not arguments.kept.is_dir():
+        parser.error(f"--kept {arguments.kept} is a file; name a folder, or one to be made")
     wanted = runs(arguments.settings, arguments.group, arguments.seed)
     left = len(records.missing(wanted, records.read(arguments.out)))
     print(f"{left} runs to do, {len(wanted) - left} done before", flush=True)

@@ -61,7 +61,7 @@ def answers_and_fixmatch(job: Training) -> nn.Module:
 
 def kept_answers_and_fixmatch(job: Training) -> nn.Module:
     """DenoiseSSL: answers that agree with their cluster's majority, or with a head where there is a `share` for one."""
-    settings, public = job.settings, _public(job)
+    settings, public = job.settings, public_of(job)
     if "share" in settings:
         return denoise_ssl.train_with_head(
             job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"],
@@ -83,7 +83,7 @@ def answers_and_two_networks(job: Training) -> nn.Module:
 
 def head_and_fixmatch(job: Training) -> nn.Module:
     """One look, then FixMatch on the surest labels of every class: the head's, or those of a `student` of it."""
-    public, settings = _public(job), job.settings
+    public, settings = public_of(job), job.settings
     student = student_of(job) if "student" in settings else None
     shot = _shot(job, public)
     if student is not None and "start" in settings:
@@ -96,7 +96,7 @@ def head_and_fixmatch(job: Training) -> nn.Module:
 
 def studied_head_and_answers(job: Training) -> nn.Module:
     """One look, `head_and_fixmatch` by the settings in `study`, answers under that network, then the posterior."""
-    public, settings, own = _public(job), job.settings, job.settings["study"]
+    public, settings, own = public_of(job), job.settings, job.settings["study"]
     _check_own("study", own, FIXMATCH_NEEDS | FIXMATCH_MAY_HAVE | {"epochs", "per_class"})
     learner, student = learner_of(replace(job, settings={**settings, **own})), student_of(job)
 
@@ -167,13 +167,13 @@ def _plainly(job: Training, settings: Mapping[str, Any]) -> Any:
 
 def head_and_two_networks(job: Training) -> nn.Module:
     """One look, then AugDescent on the head's labels."""
-    public = _public(job)
+    public = public_of(job)
     return aug_descent.train_after(_shot(job, public), public.features, job.model, job.inputs, refine=refine_of(job))
 
 
 def head_and_answers(job: Training) -> nn.Module:
     """One look, whose head the network begins as where it has the encoder's weights; then answers under it as prior."""
-    return look_and_ask(job, _public(job), learner_of(job), shares=(1.0,), begin="start" in job.settings)
+    return look_and_ask(job, public_of(job), learner_of(job), shares=(1.0,), begin="start" in job.settings)
 
 
 def look_and_ask(job: Training, public: public_features.Public, fit: Any, **more: Any) -> nn.Module:
@@ -283,7 +283,8 @@ def _sizes(settings: Any) -> dict[str, Any]:
     return {"padding": settings.get("padding", 4), "flip": settings.get("flip", True)}
 
 
-def _public(job: Training) -> public_features.Public:
+def public_of(job: Training) -> public_features.Public:
+    """Features of the run's images by its settings."""
     return public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
 
 

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import adapters, public_features, records, run
 from experiments.settings import Run, runs
 from labeldp.data import synthetic
+from labeldp.recipes import ldp_ssl, pate_fm
 
 SETTINGS = Path(adapters.__file__).parent / "pate.toml"
 COMMON = {
@@ -48,3 +50,29 @@ def test_the_file_is_read():
     assert {each.settings["recipe"] for each in found} == {
         "pate_fm", "pate_aug_descent", "pate_ldp_ssl", "pate_denoise_ssl",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["pate_ldp_ssl", "pate_denoise_ssl"])
+def test_labels_of_the_student_are_learnt_from(recipe, monkeypatch):
+    """All of them, or those that are their cluster's majority."""
+    images, _, sealed, _ = run.data(synthetic.NAME, "cpu")
+    said = torch.arange(len(images)) % sealed.num_classes
+    seen = []
+
+    def learn(model, inputs, private, **_):
+        seen.append(private)
+        return model
+
+    monkeypatch.setattr(pate_fm, "relabel", lambda student, inputs: said)
+    monkeypatch.setattr(ldp_ssl, "learn", learn)
+    more = {"clusters": 5} if recipe == "pate_denoise_ssl" else {}
+    settings = {**COMMON, "recipe": recipe, "epochs": 1, "ratio": 2, "student": {"epochs": 1}, **more}
+    adapters.train(Run("tiny", "pate", 20.0, 1, settings), images, run.fresh_vault(sealed), None)
+    (private,) = seen
+    assert torch.equal(private.targets.argmax(dim=1), said)
+    kept = torch.ones(len(images), dtype=torch.bool)
+    if more:
+        groups = public_features.public(synthetic.NAME, images, COMMON["features"], 1).clusters(5).members
+        votes = torch.stack([torch.bincount(said[groups == group], minlength=sealed.num_classes) for group in range(5)])
+        kept = votes.argmax(dim=1)[groups] == said
+    assert torch.equal(private.weights > 0, kept)

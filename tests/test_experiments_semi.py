@@ -142,9 +142,38 @@ def test_a_study_of_another_commit_is_not_shared(tmp_path, monkeypatch):
     assert not studied(0.5, tmp_path, monkeypatch)[0]["study"]["shared"]
 
 
-def use_study(folder, value, began, failing=False):
-    """Study by filling a weight with the value, in a process of its own or in this one; the weight that comes of it."""
-    with kept_studies.study(folder, "same", {}) as mine:
+def test_the_runner_hands_on_what_is_kept(tmp_path):
+    wanted = [Run("tiny", "semi", epsilon, 1, {**COMMON, **HEAD, **STUDIED_AFTER}) for epsilon in (0.5, 2.0)]
+    run.train_missing(wanted, tmp_path / "out.jsonl", "cpu", tell=lambda news: None, kept=tmp_path / "kept")
+    lines = records.read(tmp_path / "out.jsonl")
+    assert [line["study"]["shared"] for line in lines] == [False, True]
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    words = [str(SETTINGS), "--out", str(tmp_path / "out.jsonl"), "--kept", str(tmp_path / "file")]
+    monkeypatch.setattr("sys.argv", ["run", *words])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert "is a file; name a folder" in capsys.readouterr().err
+
+
+def test_rows_get_the_majority_label_of_their_cluster():
+    """At a large ε: what `kmeans` and true labels say by hand."""
+    settings = {**CLUSTERS, "clusters": 12}
+    images, _, sealed, _ = run.data(synthetic.NAME, "cpu")
+    each = Run("tiny", "clusters", 1000.0, 1, settings)
+    made = adapters.train(each, images, run.fresh_vault(sealed), None)
+    groups = public_features.public(synthetic.NAME, images, settings["features"], 1).clusters(12).members.numpy()
+    truth = np.asarray(sealed.reveal("made-up images"))
+    votes = np.stack([np.bincount(truth[groups == group], minlength=sealed.num_classes) for group in range(12)])
+    said = made(images).argmax(dim=1).numpy()
+    assert np.array_equal(votes[groups, said], votes.max(axis=1)[groups])
+
+
+def use_study(folder, value, began, failing=False, notes=None):
+    """Study by filling a weight with the value; the weight of the network that comes back, this run's or another's."""
+    with kept_studies.study(folder, "same", {} if notes is None else notes) as mine:
         for name in ("plan.npz", "moment.npz"):
             (mine.folder / name).write_text(str(value))
 
@@ -167,8 +196,10 @@ def side_by_side(folder, **first):
     other.start()
     while not began.exists():
         time.sleep(0.01)
-    found = use_study(folder / "kept", 2.0, began)
+    notes = {}
+    found = use_study(folder / "kept", 2.0, began, notes=notes)
     other.join()
+    assert 0.2 < notes["study"]["waited"] < 30
     return found
 
 
