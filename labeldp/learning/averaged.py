@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from labeldp.learning.layout import channels_first, channels_last
+
 
 class Averaged(nn.Module):
     """The model, its moving average `slow`, and the running mean of its guesses: what a checkpoint must hold.
@@ -21,6 +23,7 @@ class Averaged(nn.Module):
 
     def __init__(self, model: nn.Module, prior: Tensor | None) -> None:
         super().__init__()
+        channels_last(model)
         self.model = model
         self.slow = copy.deepcopy(model).requires_grad_(False)
         self.prior = prior
@@ -52,4 +55,5 @@ class Averaged(nn.Module):
         """The model in eval mode, with the averaged weights where there is an average."""
         if decay:
             self.model.load_state_dict(self.slow.state_dict())
+        channels_first(self.model)
         return self.model.eval()

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from labeldp.learning.augment import Augment
 from labeldp.learning.checkpoint import load_checkpoint, save_checkpoint
+from labeldp.learning.layout import channels_first, channels_last
 from labeldp.learning.objectives import Objective
 from labeldp.learning.schedules import Schedule, constant
 
@@ -126,6 +127,7 @@ class _Run:
         device: torch.device,
         seed: int,
     ) -> None:
+        channels_last(model)
         self.model = model
         self.optimizer = optimizer(model.parameters())
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
@@ -151,6 +153,7 @@ class _Run:
         with torch.no_grad():
             for parameter, mean in zip(self.model.parameters(), self.average, strict=False):
                 parameter.copy_(mean)
+        channels_first(self.model)
         return self.model.eval()
 
     def save(self, path: Path | None, epoch: int) -> None:

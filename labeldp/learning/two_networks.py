@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import log_softmax
 
 from labeldp.learning.fit import MakeOptimizer, Progress
+from labeldp.learning.layout import channels_first, channels_last
 from labeldp.learning.loop import PausedError
 from labeldp.models.shared import checked_count
 
@@ -64,6 +65,8 @@ class TwoNetworks:
     def __init__(
         self, nets: tuple[nn.Module, nn.Module], optimizer: MakeOptimizer, seed: int, bf16: bool | None, compiled: bool
     ) -> None:
+        for net in nets:
+            channels_last(net)
         self.nets = nets
         self.forwards: list[Any] = [torch.compile(net) if compiled else net for net in nets]
         self.optimizers = [optimizer(net.parameters()) for net in nets]
@@ -113,7 +116,9 @@ class TwoNetworks:
                 report(Refined(epoch + 1, epochs, loss.item(), took, believed.item()))
             if late:
                 raise PausedError(f"paused after epoch {epoch + 1} of {epochs}; call again to go on from {checkpoint}")
-        return Pair(*self.nets).eval()
+        both = Pair(*self.nets)
+        channels_first(both)
+        return both.eval()
 
     def _save(self, path: Path | None, run: str, epoch: int) -> None:
         """In one step: an older file stays until the new one is whole."""
