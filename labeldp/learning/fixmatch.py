@@ -77,7 +77,8 @@ def fixmatch(
         raise ValueError("rows is empty, so nothing says what the classes are; give at least one labelled row")
     views = (weak or weak_view(), strong or strong_view())
     network = Averaged(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
-    forward: Any = torch.compile(model) if compiled else model
+    # Two shapes, each its own: kernels for any shape would be slower.
+    forward: Any = torch.compile(model, dynamic=False) if compiled else model
     checked_count("batch_size", batch_size)
 
     def loss(unlabelled: Tensor, generator: Generator) -> Tensor:
