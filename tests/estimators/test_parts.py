@@ -26,12 +26,17 @@ def travelled(fitted, **settings):
     return type(fitted).from_parts(json.loads(text), back, **settings)
 
 
+def same(probabilities, others):
+    """Up to rounding: where a tensor lies in memory decides, on some processors, in what order a sum is taken."""
+    return np.allclose(probabilities, others, rtol=0, atol=1e-6)
+
+
 def test_a_head_on_a_table():
     data, y = columns()
     frame = pd.DataFrame(data)
     model = LabelDPClassifier(4.0, 1e-6, "one_shot", classes=CLASSES).fit(frame, y)
     again = travelled(model, certificate=model.certificate_)
-    assert np.array_equal(again.predict_proba(frame), model.predict_proba(frame))
+    assert same(again.predict_proba(frame), model.predict_proba(frame))
     assert again.classes_.tolist() == CLASSES
     assert again.feature_names_in_.tolist() == ["size", "other", "kind", "flag"]
     assert again.certificate_ is model.certificate_
@@ -44,7 +49,7 @@ def test_columns_of_many_values_and_principal_components():
     data, y = columns()
     frame = pd.DataFrame({**data, "name": [f"row {i}" for i in range(600)]})
     model = LabelDPClassifier(4.0, 1e-6, "one_shot", classes=CLASSES, features=Table(dims=10)).fit(frame, y)
-    assert np.array_equal(travelled(model).predict_proba(frame), model.predict_proba(frame))
+    assert same(travelled(model).predict_proba(frame), model.predict_proba(frame))
 
 
 @pytest.mark.parametrize("method", ["rr", "one_shot+student", "rounds"])
@@ -58,7 +63,7 @@ def test_a_head_and_its_student():
     x, y = numbers(400)
     model = LabelDPClassifier(4.0, 1e-6, "one_shot+linear", classes=CLASSES).fit(x, y)
     again = travelled(model)
-    assert np.array_equal(again.predict_proba(x), model.predict_proba(x))
+    assert same(again.predict_proba(x), model.predict_proba(x))
     assert 0 < model.to_parts()[0]["predictor"]["share"] < 1
     assert again.method_ == "one_shot+linear"
 
