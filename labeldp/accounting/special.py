@@ -1,4 +1,8 @@
-"""The few functions used from scipy, with types: scipy ships none."""
+"""The few functions used from scipy, with types: scipy ships none.
+
+`scipy.optimize` and `scipy.fft` take a third of a second to load, so only what calls for them waits for that: many
+commands compose nothing and solve nothing.
+"""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 
@@ -7,16 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy.fft
-import scipy.optimize
 import scipy.special
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-_fft: Any = scipy.fft
-_optimize: Any = scipy.optimize
 _special: Any = scipy.special
 
 
@@ -47,19 +47,28 @@ def log_binomial(n: int, k: Array) -> Array:
 
 def root(function: Callable[[float], float], low: float, high: float, *, rtol: float = 1e-15) -> float:
     """A zero of a function with a change of sign on [low, high] (Brent 1973)."""
-    return low if low == high else float(_optimize.brentq(function, low, high, xtol=1e-300, rtol=rtol, maxiter=500))
+    import scipy.optimize
+
+    optimize: Any = scipy.optimize
+    return low if low == high else float(optimize.brentq(function, low, high, xtol=1e-300, rtol=rtol, maxiter=500))
 
 
 def fast_length(n: int) -> int:
     """The next length the real transform is quick at."""
-    return int(_fft.next_fast_len(n, real=True))
+    return int(_fourier().next_fast_len(n, real=True))
 
 
 def rfft(values: Array) -> Complex:
     """Discrete Fourier transform of a real signal."""
-    return _fft.rfft(values)
+    return _fourier().rfft(values)
 
 
 def irfft(values: Complex, n: int) -> Array:
     """Inverse of :func:`rfft`."""
-    return _fft.irfft(values, n)
+    return _fourier().irfft(values, n)
+
+
+def _fourier() -> Any:
+    import scipy.fft
+
+    return scipy.fft

@@ -22,8 +22,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import expit
-from scipy.stats import beta, binom
+import numpy.typing as npt
+from scipy.special import betainc, betainccinv, betaincinv, expit
 
 # No release of labels has an ε beyond this that anyone would call private.
 LARGEST = 100.0
@@ -43,14 +43,24 @@ def p_value(
     if correct == 0 or math.isinf(epsilon):
         return 1.0
     cap = float(expit(epsilon - math.log(candidates - 1)))
-    chance = float(binom.sf(correct - 1, guesses, cap))
+    chance = float(_at_least(correct, guesses, cap))
     if delta == 0:
         return chance
     if candidates != 2:
         raise ValueError(f"candidates={candidates}: with delta={delta:g} the bound is proved for two; give 2")
-    below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, cap))
-    worst = float(np.max(below / np.arange(1, correct + 1)))
+    fewer = np.arange(1, correct + 1)
+    worst = float(np.max((_at_least(correct - fewer, guesses, cap) - chance) / fewer))
     return min(1.0, chance + 2 * max(canaries, guesses) * delta * worst)
+
+
+def _at_least(count: npt.ArrayLike, total: int, chance: float) -> npt.NDArray[np.float64]:
+    """P[Bin(total, chance) ≥ count], the incomplete beta function; 1 for a count of 0.
+
+    >>> _at_least([0, 1, 2], 2, 0.25)
+    array([1.    , 0.4375, 0.0625])
+    """
+    counts = np.asarray(count, dtype=np.float64)
+    return np.where(counts > 0, betainc(np.maximum(counts, 1), total - counts + 1, chance), 1.0)
 
 
 def lower_bound(
@@ -71,12 +81,12 @@ def lower_bound(
 
 def share_at_least(count: int, total: int, missed: float) -> float:
     """Clopper and Pearson's lower limit of a probability, too large with probability `missed` at most."""
-    return 0.0 if count == 0 else float(beta.ppf(missed, count, total - count + 1))
+    return 0.0 if count == 0 else float(betaincinv(count, total - count + 1, missed))
 
 
 def share_at_most(count: int, total: int, missed: float) -> float:
     """Clopper and Pearson's upper limit of a probability, too small with probability `missed` at most."""
-    return 1.0 if count == total else float(beta.isf(missed, count + 1, total - count))
+    return 1.0 if count == total else float(betainccinv(count + 1, total - count, missed))
 
 
 def largest_true(holds: Callable[[float], bool], top: float, bottom: float = 0.0, steps: int = 50) -> float:
