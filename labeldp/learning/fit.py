@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from labeldp.learning.ahead import Ahead
 from labeldp.learning.augment import Augment
 from labeldp.learning.checkpoint import load_checkpoint, save_checkpoint
 from labeldp.learning.layout import channels_first, channels_last
@@ -78,7 +79,7 @@ def fit(
         rows: the rows to train on (all when None), on the same device.
         batch_size: the last, smaller batch of an epoch is dropped unless it is the only one.
         optimizer, schedule: the optimiser's own rate is the peak; the schedule multiplies it.
-        augment: changes each batch of images.
+        augment: changes images, each on its own; on a GPU it is given those of several batches at once.
         mixup: Beta parameter of convex combinations of the batch with its reverse (Zhang et al. 2018); 0 is off.
         average: decay of an exponential moving average of the weights, which is then returned; 0 is off.
         bf16: mixed precision with bfloat16; on when None and the device is a GPU.
@@ -96,16 +97,17 @@ def fit(
     start = run.resume(checkpoint)
     forward = torch.compile(model) if compiled else model
     precision = _precision(device, bf16)
+    given = Ahead(_views(inputs, augment, batch_size), batch_size, _first(inputs))
     model.train()
     for epoch in range(start, epochs):
         begun, total = time.perf_counter(), torch.zeros((), device=device)
-        order = _order(rows, count, run.generator, device)
+        order = _order(rows, count, run.generator, device)[: batches * batch_size]
         for b in range(batches):
+            given.ready(b, order, run.generator)
             chosen = order[b * batch_size : (b + 1) * batch_size]
             step = epoch * batches + b
-            batch = _batch(inputs, chosen, augment, run.generator)
             with precision(), _repeatable():
-                loss = _loss(forward, batch, chosen, objective, None if lambdas is None else lambdas[step])
+                loss = _loss(forward, given.now, chosen, objective, None if lambdas is None else lambdas[step])
             run.step(loss, step)
             total += loss.detach()
         run.save(checkpoint, epoch + 1)
@@ -176,10 +178,19 @@ def _loss(
     return (mix * objective(logits, rows) + (1 - mix) * objective(logits, rows.flip(0))).mean()
 
 
-def _batch(inputs: Inputs, rows: Tensor, augment: Augment | None, generator: Generator) -> tuple[Tensor, ...]:
+def _views(
+    inputs: Inputs, augment: Augment | None, batch_size: int
+) -> Callable[[Tensor, Generator], list[tuple[Tensor, ...]]]:
+    """Row numbers of some batches → the inputs of each, the first of them changed."""
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-    batch = tuple(x[rows] for x in tensors)
-    return batch if augment is None else (augment(batch[0], generator), *batch[1:])
+
+    def make(rows: Tensor, generator: Generator) -> list[tuple[Tensor, ...]]:
+        chosen = [x[rows] for x in tensors]
+        if augment is not None:
+            chosen[0] = augment(chosen[0], generator)
+        return list(zip(*(x.split(batch_size) for x in chosen), strict=True))
+
+    return make
 
 
 def _order(rows: Tensor | None, count: int, generator: Generator, device: torch.device) -> Tensor:

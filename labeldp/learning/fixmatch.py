@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from labeldp.learning.ahead import Ahead
 from labeldp.learning.augment import Augment
 from labeldp.learning.averaged import Averaged
 from labeldp.learning.cache import content_key
@@ -75,23 +76,30 @@ def fixmatch(
     labelled = torch.arange(len(inputs), device=inputs.device) if rows is None else rows
     if len(labelled) == 0:
         raise ValueError("rows is empty, so nothing says what the classes are; give at least one labelled row")
-    views = (weak or weak_view(), strong or strong_view())
     network = Averaged(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
     # Two shapes, each its own: kernels for any shape would be slower.
     forward: Any = torch.compile(model, dynamic=False) if compiled else model
-    checked_count("batch_size", batch_size)
+    many = min(checked_count("batch_size", batch_size) * checked_count("ratio", ratio), len(inputs))
+    views = (weak or weak_view(), strong or strong_view())
+
+    def batches(unlabelled: Tensor, generator: Generator) -> list[tuple[Tensor, ...]]:
+        """Of each batch the labelled rows, and the three views."""
+        count = (len(unlabelled) // many) * batch_size
+        chosen = labelled[torch.randint(len(labelled), (count,), device=inputs.device, generator=generator)]
+        parts = three_views(inputs, chosen, unlabelled, *views, generator)
+        sizes = (batch_size, batch_size, many, many)
+        return list(zip(*(part.split(size) for part, size in zip((chosen, *parts), sizes, strict=True)), strict=True))
+
+    ahead = Ahead(batches, many, inputs)
 
     def loss(unlabelled: Tensor, generator: Generator) -> Tensor:
-        place = torch.randint(len(labelled), (batch_size,), device=inputs.device, generator=generator)
-        chosen = labelled[place]
-        seen = three_views(inputs, chosen, unlabelled, *views, generator)
-        known, guess, aim = _outputs(forward, seen.split((batch_size, len(unlabelled), len(unlabelled))), apart)
+        chosen, *seen = ahead.now
+        known, guess, aim = _outputs(forward, seen, apart)
         beliefs = network.aligned(torch.softmax(guess / temperature, dim=1))
         return objective(known, chosen).mean() + strength * consistency(aim, beliefs, threshold)
 
-    many = min(batch_size * checked_count("ratio", ratio), len(inputs))
     usual: dict[str, Any] = {"optimizer": weights_sgd(0.03), "schedule": seven_sixteenths()}
-    settings: Any = {**usual, **loop, "batch_size": many}
+    settings: Any = {**usual, **loop, "batch_size": many, "before": ahead.ready}
     run = content_key(
         "fixmatch", str((epochs, batch_size, ratio, threshold, temperature, strength, average, apart, seed)), labelled
     )
@@ -112,13 +120,13 @@ def _outputs(forward: Any, views: Sequence[Tensor], apart: bool) -> tuple[Tensor
 
 def three_views(
     inputs: Tensor, labelled: Tensor, unlabelled: Tensor, weak: Augment, strong: Augment, generator: Generator
-) -> Tensor:
-    """Weak views of the labelled rows, weak and strong views of the others, one after the other, for one pass."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weak views of the labelled rows, weak and strong views of the others."""
     # Pixels need more digits than mixed precision has.
     with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
         other = inputs[unlabelled]
-        gentle = weak(torch.cat((inputs[labelled], other)), generator)
-        return torch.cat((gentle, strong(other, generator)))
+        known, gentle = weak(torch.cat((inputs[labelled], other)), generator).split((len(labelled), len(other)))
+        return known, gentle, strong(other, generator)
 
 
 def consistency(logits: Tensor, beliefs: Tensor, threshold: float) -> Tensor:

@@ -21,6 +21,8 @@ from labeldp.models.shared import checked_count
 
 # Row numbers of a batch and the generator of all randomness → the loss to be lowered.
 BatchLoss = Callable[[Tensor, Generator], Tensor]
+# Number of a batch in its epoch, the rows of all of the epoch's batches in their order, and the same generator.
+Before = Callable[[int, Tensor, Generator], None]
 
 
 class LoopSettings(TypedDict, total=False):
@@ -49,6 +51,7 @@ def minimise(
     batch_size: int,
     optimizer: MakeOptimizer,
     schedule: Schedule,
+    before: Before | None = None,
     after: Callable[[float], None] | None = None,
     bf16: bool | None = None,
     seed: int = 0,
@@ -63,6 +66,7 @@ def minimise(
     Args:
         batch_size: the last, smaller batch of an epoch is dropped unless it is the only one.
         optimizer: of the parameters that require gradients; its own rate is the peak, which the schedule multiplies.
+        before: called before every batch, for what several of them share (`labeldp.learning.ahead`).
         after: called after every step with the share of training done, for moving averages.
         bf16: mixed precision with bfloat16; on when None and the device is a GPU.
         seed: of order and views. The same seed on the same device gives the same network.
@@ -80,7 +84,10 @@ def minimise(
     for epoch in range(done, epochs):
         started, total = time.perf_counter(), torch.zeros((), device=device)
         order = torch.randperm(count, device=device, generator=state.generator)
+        order = order[: batches * batch_size]
         for b in range(batches):
+            if before is not None:
+                before(b, order, state.generator)
             share = (epoch * batches + b) / (epochs * batches)
             with _precision(device, bf16), _repeatable():
                 value = loss(order[b * batch_size : (b + 1) * batch_size], state.generator)

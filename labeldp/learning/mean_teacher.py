@@ -29,6 +29,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import log_softmax
 
+from labeldp.learning.ahead import Ahead
 from labeldp.learning.augment import Augment
 from labeldp.learning.averaged import Averaged
 from labeldp.learning.cache import content_key
@@ -37,6 +38,7 @@ from labeldp.learning.loop import minimise
 from labeldp.learning.objectives import Objective
 from labeldp.learning.schedules import one_cycle
 from labeldp.learning.strong_views import learned_view, weak_view
+from labeldp.models.shared import checked_count
 
 
 def mean_teacher(
@@ -83,13 +85,18 @@ def mean_teacher(
     network = _Taught(model, None if prior is None else torch.as_tensor(prior).to(inputs.device, torch.float32))
     forward: Any = torch.compile(model) if compiled else model
     gentle, hard = weak or weak_view(), strong or learned_view()
+    size = min(checked_count("batch_size", batch_size), len(inputs))
+
+    def views(rows: Tensor, generator: Generator) -> list[tuple[Tensor, Tensor]]:
+        some = inputs[rows]
+        easy, difficult = gentle(some, generator), hard(some, generator)
+        return list(zip(easy.split(size), difficult.split(size), strict=True))
+
+    ahead = Ahead(views, size, inputs)
 
     def loss(batch: Tensor, generator: Generator) -> Tensor:
+        easy, difficult = ahead.now
         with torch.no_grad():
-            # Pixels need more digits than mixed precision has.
-            with torch.autocast(inputs.device.type, enabled=False):
-                some = inputs[batch]
-                easy, difficult = gentle(some, generator), hard(some, generator)
             beliefs = network.aligned(torch.softmax(network.slow.eval()(easy).float(), dim=1))
         # The objective may know nothing of a row without a label, so another row stands in, and does not count.
         known = labelled[batch]
@@ -102,7 +109,7 @@ def mean_teacher(
         return own.lerp(taught, strength * network.ramped(ramp))
 
     usual: dict[str, Any] = {"optimizer": sgd(0.03, weight_decay=5e-4), "schedule": one_cycle(0.2)}
-    settings: Any = {**usual, **loop, "batch_size": min(batch_size, len(inputs))}
+    settings: Any = {**usual, **loop, "batch_size": size, "before": ahead.ready}
     run = content_key("mean teacher", str((epochs, batch_size, temperature, strength, ramp, average, seed)), labelled)
     minimise(network, loss, len(inputs), epochs=epochs, after=network.follow(average), seed=seed, run=run, **settings)
     return network.finish(average)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,3 +67,10 @@ def probed(model: nn.Module) -> tuple[nn.Module, list[bool]]:
                 return self.inner(images)
 
     return Probed(), seen
+
+
+def loss_of(seen: dict[str, Any], batch: Tensor) -> Tensor:
+    """The loss of one batch, by what `minimise` was given: what it calls before, then the loss."""
+    generator = Generator().manual_seed(5)
+    seen["before"](0, batch, generator)
+    return seen["loss"](batch, generator)

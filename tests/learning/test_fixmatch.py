@@ -14,7 +14,7 @@ from labeldp.learning.fixmatch import consistency, fixmatch, seven_sixteenths, t
 from labeldp.learning.loop import PausedError
 from labeldp.learning.objectives import on_classes
 from labeldp.learning.schedules import constant
-from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, probed, weights
+from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
 
 SETTINGS = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "average": 0.9}
 
@@ -45,10 +45,10 @@ def test_one_step_is_the_published_loss(monkeypatch):
     model = network(norm=False)
     run(model=model, threshold=0.4, temperature=0.5, strength=2.0)
     batch = torch.arange(50, 74)
-    value = seen["loss"](batch, torch.Generator().manual_seed(5))
+    value = loss_of(seen, batch)
     generator = torch.Generator().manual_seed(5)
     chosen = torch.randint(30, (8,), generator=generator)
-    logits = model(three_views(images, chosen, batch, WEAK, STRONG, generator))
+    logits = model(torch.cat(three_views(images, chosen, batch, WEAK, STRONG, generator)))
     guess = torch.softmax(logits[8:32] / 0.5, dim=1)
     mask = (guess.max(dim=1).values >= 0.4).float()
     unlabelled = (mask * -log_softmax(logits[32:], dim=1)[torch.arange(24), guess.argmax(dim=1)]).mean()
@@ -61,37 +61,37 @@ def test_one_step_is_the_published_loss(monkeypatch):
 @pytest.mark.parametrize("apart", [False, True])
 def test_guesses_apart_are_the_same_loss_without_norms(monkeypatch, apart):
     seen = {}
-    monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss))
+    monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss, **settings))
     run(model=network(norm=False), threshold=0.4, apart=apart)
-    value = seen["loss"](torch.arange(50, 74), torch.Generator().manual_seed(5))
+    value = loss_of(seen, torch.arange(50, 74))
     run(model=network(norm=False), threshold=0.4)
-    assert value.item() == pytest.approx(seen["loss"](torch.arange(50, 74), torch.Generator().manual_seed(5)).item())
+    assert value.item() == pytest.approx(loss_of(seen, torch.arange(50, 74)).item())
 
 
 def test_guesses_apart_have_norms_of_their_own(monkeypatch):
     """The weak views' pass sees them alone: a batch norm then has seen two batches, not one."""
     seen = {}
-    monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss))
+    monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss, **settings))
     for apart, batches in ((False, 1), (True, 2)):
         model = network()
         run(model=model, apart=apart)
         model.train()
-        seen["loss"](torch.arange(50, 74), torch.Generator().manual_seed(5))
+        loss_of(seen, torch.arange(50, 74))
         assert model[1].num_batches_tracked.item() == batches
 
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_no_gradient_goes_through_the_guess(monkeypatch, apart):
     seen = {}
-    monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss))
+    monkeypatch.setattr(module, "minimise", lambda net, loss, count, **settings: seen.update(loss=loss, **settings))
     model = network(norm=False)
     run(model=model, threshold=0.0, objective=lambda logits, rows: 0 * logits.sum(dim=1), apart=apart)
-    seen["loss"](torch.arange(50, 74), torch.Generator().manual_seed(5)).backward()
+    loss_of(seen, torch.arange(50, 74)).backward()
     got = model[-1].bias.grad.clone()
     images, _ = pictures(120)
     generator = torch.Generator().manual_seed(5)
     chosen = torch.randint(30, (8,), generator=generator)
-    logits = model(three_views(images, chosen, torch.arange(50, 74), WEAK, STRONG, generator))
+    logits = model(torch.cat(three_views(images, chosen, torch.arange(50, 74), WEAK, STRONG, generator)))
     pull = torch.softmax(logits[32:], dim=1) - torch.eye(K)[logits[8:32].argmax(dim=1)]
     assert torch.allclose(got, pull.mean(dim=0), atol=1e-5)
 

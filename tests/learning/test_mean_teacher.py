@@ -18,7 +18,7 @@ from labeldp.learning.schedules import constant
 from labeldp.learning.semisupervised import Labels
 from labeldp.learning.targets import evidence, posterior
 from labeldp.private.randomizers import RandomizedResponse
-from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, probed, weights
+from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
 
 SETTINGS = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "average": 0.9}
 
@@ -82,7 +82,7 @@ def test_one_step_is_the_formula(monkeypatch, done, ramp, weight):
     seen["net"].slow.load_state_dict(network(4).state_dict())
     seen["net"].done.fill_(done)
     batch = torch.arange(20, 44)
-    value = seen["loss"](batch, torch.Generator().manual_seed(5))
+    value = loss_of(seen, batch)
     generator = torch.Generator().manual_seed(5)
     easy, difficult = WEAK(images[batch], generator), STRONG(images[batch], generator)
     beliefs = torch.softmax(network(4).eval()(easy), dim=1)
@@ -103,14 +103,14 @@ def test_rows_without_a_label_are_never_asked_about(monkeypatch):
         return 0 * logits.sum(dim=1)
 
     seen = captured(monkeypatch, objective=objective, rows=torch.arange(7, 30))
-    seen["loss"](torch.arange(20, 44), torch.Generator().manual_seed(5))
+    loss_of(seen, torch.arange(20, 44))
     assert len(asked) == 2
     assert all(((rows >= 7) & (rows < 30)).all() for rows in asked)
 
 
 def test_no_gradient_reaches_the_teacher(monkeypatch):
     seen = captured(monkeypatch)
-    seen["loss"](torch.arange(24), torch.Generator().manual_seed(5)).backward()
+    loss_of(seen, torch.arange(24)).backward()
     assert all(p.grad is None for p in seen["net"].slow.parameters())
     assert all(p.grad is not None for p in seen["net"].model.parameters())
 
