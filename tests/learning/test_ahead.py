@@ -117,17 +117,29 @@ class Watched(nn.Module):
         return self.inner(images)
 
 
-def test_every_row_is_seen_once_an_epoch_and_a_labelled_row_with_its_own_label(three):
-    """Six batches of 16 of the 100 rows are two goes of three."""
-    seen, asked = [], []
-    images, classes = pictures(100)
+def remembering(asked):
+    """The usual objective, which notes the rows it is asked about."""
 
     def objective(logits, rows):
         asked.append(rows)
-        return on_classes(classes)(logits, rows)
+        return on_classes(pictures(100)[1])(logits, rows)
 
+    return objective
+
+
+def test_every_row_is_seen_once_an_epoch_and_a_labelled_row_with_its_own_label(three):
+    """Six batches of 16 of the 100 rows are two goes of three."""
+    seen, asked, images = [], [], pictures(100)[0]
     fixmatch(
-        Watched(seen), images, objective, epochs=1, batch_size=8, ratio=2, weak=unchanged, strong=unchanged, **SEMI
+        Watched(seen),
+        images,
+        remembering(asked),
+        epochs=1,
+        batch_size=8,
+        ratio=2,
+        weak=unchanged,
+        strong=unchanged,
+        **SEMI,
     )
     assert [len(batch) for batch in seen] == 6 * [8 + 16 + 16]
     for batch, rows in zip(seen, asked, strict=True):
@@ -138,15 +150,11 @@ def test_every_row_is_seen_once_an_epoch_and_a_labelled_row_with_its_own_label(t
 
 
 def test_the_mean_teacher_is_asked_about_the_rows_it_is_shown(three):
-    seen, asked = [], []
-    images, classes = pictures(100)
-
-    def objective(logits, rows):
-        asked.append(rows)
-        return on_classes(classes)(logits, rows)
-
+    seen, asked, images = [], [], pictures(100)[0]
     given = {**SEMI, "rows": None}
-    mean_teacher(Watched(seen), images, objective, epochs=1, batch_size=16, weak=unchanged, strong=unchanged, **given)
+    mean_teacher(
+        Watched(seen), images, remembering(asked), epochs=1, batch_size=16, weak=unchanged, strong=unchanged, **given
+    )
     # The objective is asked twice for a step: for what it makes of the teacher's belief, and for the loss.
     for batch, rows in zip(seen, asked[::2], strict=True):
         assert torch.equal(batch, images[rows])
