@@ -105,7 +105,7 @@ def test_a_paused_run_goes_on_as_if_it_had_not(name, three, tmp_path):
 
 
 class Watched(nn.Module):
-    """Remembers what it is shown; images are told apart by their first pixel."""
+    """Remembers what it is shown while it is trained."""
 
     def __init__(self, seen):
         super().__init__()
