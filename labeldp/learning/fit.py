@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from labeldp.learning.ahead import Ahead
+from labeldp.learning.ahead import Ahead, in_batches
 from labeldp.learning.augment import Augment
 from labeldp.learning.checkpoint import load_checkpoint, save_checkpoint
 from labeldp.learning.layout import channels_first, channels_last
@@ -188,7 +188,7 @@ def _views(
         chosen = [x[rows] for x in tensors]
         if augment is not None:
             chosen[0] = augment(chosen[0], generator)
-        return list(zip(*(x.split(batch_size) for x in chosen), strict=True))
+        return in_batches(chosen, [batch_size] * len(chosen))
 
     return make
 

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from labeldp.learning.ahead import Ahead
+from labeldp.learning.ahead import Ahead, in_batches
 from labeldp.learning.augment import Augment
 from labeldp.learning.averaged import Averaged
 from labeldp.learning.cache import content_key
@@ -87,8 +87,7 @@ def fixmatch(
         count = (len(unlabelled) // many) * batch_size
         chosen = labelled[torch.randint(len(labelled), (count,), device=inputs.device, generator=generator)]
         parts = three_views(inputs, chosen, unlabelled, *views, generator)
-        sizes = (batch_size, batch_size, many, many)
-        return list(zip(*(part.split(size) for part, size in zip((chosen, *parts), sizes, strict=True)), strict=True))
+        return in_batches((chosen, *parts), (batch_size, batch_size, many, many))
 
     ahead = Ahead(batches, many, inputs)
 

@@ -66,7 +66,7 @@ def minimise(
     Args:
         batch_size: the last, smaller batch of an epoch is dropped unless it is the only one.
         optimizer: of the parameters that require gradients; its own rate is the peak, which the schedule multiplies.
-        before: called before every batch, for what several of them share (`labeldp.learning.ahead`).
+        before: called before every batch, outside mixed precision, for what several share (`labeldp.learning.ahead`).
         after: called after every step with the share of training done, for moving averages.
         bf16: mixed precision with bfloat16; on when None and the device is a GPU.
         seed: of order and views. The same seed on the same device gives the same network.

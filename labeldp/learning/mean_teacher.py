@@ -29,7 +29,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import log_softmax
 
-from labeldp.learning.ahead import Ahead
+from labeldp.learning.ahead import Ahead, in_batches
 from labeldp.learning.augment import Augment
 from labeldp.learning.averaged import Averaged
 from labeldp.learning.cache import content_key
@@ -87,10 +87,9 @@ def mean_teacher(
     gentle, hard = weak or weak_view(), strong or learned_view()
     size = min(checked_count("batch_size", batch_size), len(inputs))
 
-    def views(rows: Tensor, generator: Generator) -> list[tuple[Tensor, Tensor]]:
+    def views(rows: Tensor, generator: Generator) -> list[tuple[Tensor, ...]]:
         some = inputs[rows]
-        easy, difficult = gentle(some, generator), hard(some, generator)
-        return list(zip(easy.split(size), difficult.split(size), strict=True))
+        return in_batches((gentle(some, generator), hard(some, generator)), (size, size))
 
     ahead = Ahead(views, size, inputs)
 
