@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from labeldp.private import randomness
+from labeldp.core import random as randomness
 
 # Examples are counted, not timed: the machine that runs the tests may be busy.
 settings.register_profile("steady", deadline=None, derandomize=True)

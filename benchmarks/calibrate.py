@@ -17,7 +17,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from labeldp.accounting.accountant import _epsilon, noise_multiplier
+from labeldp.budgets.calibrate import noise_multiplier
+from labeldp.core.accountant import _epsilon
 
 RATE = 1024 / 60000
 DELTA = 1e-5
@@ -28,12 +29,12 @@ PEER_SECONDS = 15.0
 def measure(call: Callable[[], float], repeats: int) -> dict[str, Any]:
     """Answer, median and range of the wall-clock times."""
     times: list[float] = []
-    answer = 0.0
+    response = 0.0
     for _ in range(repeats):
         start = time.perf_counter()
-        answer = call()
+        response = call()
         times.append(time.perf_counter() - start)
-    return {"sigma": answer, "median_s": statistics.median(times), "min_s": min(times), "max_s": max(times)}
+    return {"sigma": response, "median_s": statistics.median(times), "min_s": min(times), "max_s": max(times)}
 
 
 def ours(steps: int, epsilon: float) -> float:

@@ -17,11 +17,11 @@ from scipy.cluster.vq import kmeans2
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, conv2d
 
-from labeldp.learning.clusters import kmeans
-from labeldp.learning.patches import PatchMap, local_spread, patch_features
-from labeldp.learning.selfsupervised import simclr
+from benchmarks.timing import rates, show_rates
+from labeldp.features.clusters import kmeans
+from labeldp.features.contrastive import simclr
+from labeldp.features.patches import PatchMap, local_spread, patch_features
 from labeldp.models.zoo import resnet18_v2
-from labeldp.timing import rates, show_rates
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IMAGES, FILTERS = (20_000, 800) if DEVICE.type == "cuda" else (2_000, 200)

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
-from labeldp import GradientSum, LabelVault, NormBound
-from labeldp.models.per_example import load_parameter_vector, parameter_vector
+from benchmarks.timing import rates
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.gradients.per_example import load_parameter_vector, parameter_vector
+from labeldp.mechanisms.gradients.sums import GradientSum, NormBound
 from labeldp.models.zoo import cifar_cnn, mnist_cnn
-from labeldp.timing import rates
 
 CLIP, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.01
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

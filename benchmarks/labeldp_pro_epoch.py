@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labeldp import LabelVault
-from labeldp.learning.fit import fit, sgd
-from labeldp.learning.objectives import on_classes
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import on_classes
+from labeldp.learning.train import fit, sgd
 from labeldp.models.zoo import cifar_cnn, mnist_cnn
 from labeldp.recipes import labeldp_pro
 from labeldp.recipes.denoisers import Denoiser

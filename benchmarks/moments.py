@@ -14,14 +14,16 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
+
+from benchmarks.timing import rates, show_rates
+from labeldp.core.random import SecureRandom
+from labeldp.mechanisms.counts import GaussianNoise
+from labeldp.mechanisms.moments import Moments, RowChunks
+
 # One core each, unless the environment says otherwise: ours has one thread, and BLAS threads on a busy machine wait.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import numpy as np
-
-from labeldp import GaussianNoise, Moments, SecureRandom
-from labeldp.private.moments import RowChunks
-from labeldp.timing import rates, show_rates
 
 CHUNK = 1 << 16
 

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labeldp import LabelVault
+from labeldp.core.vault import LabelVault
 from labeldp.data import benchmarks as data
-from labeldp.learning import schedules
-from labeldp.learning.features import Patches
-from labeldp.learning.fit import adam, fit, predict, sgd
+from labeldp.features.patches import Patches
+from labeldp.learning import train as schedules
+from labeldp.learning.train import adam, fit, predict, sgd
 from labeldp.models.zoo import mnist_cnn
 from labeldp.recipes import labeldp_pro, lp_mst, one_shot
 

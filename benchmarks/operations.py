@@ -17,12 +17,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labeldp.learning import ahead, image_changes
-from labeldp.learning.fit import fit
+from labeldp.features import augment as image_changes
+from labeldp.features.augment import learned_view, scaled, strong_view, weak_view
+from labeldp.learning import train as ahead
+from labeldp.learning.evidence import on_classes
 from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.objectives import on_classes
-from labeldp.learning.strong_views import learned_view, scaled, strong_view, weak_view
+from labeldp.learning.train import fit
 from labeldp.models.zoo import resnet18_v2
 
 STEPS, BATCH, SIDE = 64, 8, 8

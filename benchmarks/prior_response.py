@@ -11,9 +11,9 @@ import sys
 
 import numpy as np
 
-from labeldp.private.randomizers import PriorResponse
-from labeldp.private.randomness import SecureRandom
-from labeldp.timing import rates, show_rates
+from benchmarks.timing import rates, show_rates
+from labeldp.core.random import SecureRandom
+from labeldp.mechanisms.responses import PriorResponse
 
 ROWS, CLASSES, EPSILON, REPEATS = 2 * 10**6, 10, 1.0, 5
 
@@ -33,7 +33,7 @@ def reference(prior, labels, rng):
 
 def ours(prior, labels, rng):
     """The library, from prior and labels to answers."""
-    return PriorResponse(EPSILON, prior).sample(labels, rng).answers
+    return PriorResponse(EPSILON, prior).sample(labels, rng).responses
 
 
 def main():

@@ -26,15 +26,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp
 
+from benchmarks.timing import rates
 from labeldp.data import benchmarks as data
-from labeldp.learning.fit import fit, sgd
-from labeldp.learning.objectives import on_classes
-from labeldp.learning.projections import Projected, PublicGradients, hull, row_hull, span
-from labeldp.learning.simplex import LeastSquares, Point, project_to_simplex
+from labeldp.learning.evidence import on_classes
+from labeldp.learning.projections import (
+    LeastSquares,
+    Point,
+    Projected,
+    PublicGradients,
+    hull,
+    project_to_simplex,
+    row_simplex,
+    span,
+)
+from labeldp.learning.train import fit, sgd
+from labeldp.mechanisms.gradients.layers import cross_entropy
+from labeldp.mechanisms.gradients.per_example import clipped_sum
 from labeldp.models.jacobians import logit_gradients
-from labeldp.models.per_example import clipped_sum, cross_entropy
 from labeldp.models.zoo import cifar_cnn, mnist_cnn
-from labeldp.timing import rates
 
 ROWS, CLASSES, CLIP, STEPS = 1024, 10, 1.0, 200
 NETWORKS = {
@@ -144,7 +153,7 @@ class Trace:
     """What a run of ours had at which time: (seconds, objective, gap / objective), and its answer."""
 
     marks: list[tuple[float, float, float]]
-    answer: Projected
+    response: Projected
     seconds: float
 
     def until(self, reached: Callable[[float, float], bool]) -> float:
@@ -167,9 +176,9 @@ def traced(case: Case, project: Callable[..., Projected], clip: float | None = N
     try:
         wait(case)
         begun = time.perf_counter()
-        answer = project(case.noisy, PublicGradients(case.model, case.inputs, clip=clip), **settings)
+        response = project(case.noisy, PublicGradients(case.model, case.inputs, clip=clip), **settings)
         wait(case)
-        return Trace(marks, answer, time.perf_counter() - begun)
+        return Trace(marks, response, time.perf_counter() - begun)
     finally:
         LeastSquares.at = plain
 
@@ -210,14 +219,14 @@ def compare(case: Case, project: Callable[..., Projected], groups: int, repeats:
             "step": step, "objective": goal, "gap": (point.gap / point.objective).item(),
             "error": (point.image - case.truth).norm().item(),
         }  # fmt: skip
-    result["our point"] = described(traces[-1].answer, case)
+    result["our point"] = described(traces[-1].response, case)
     return result
 
 
-def described(answer: Projected, case: Case) -> dict[str, float]:
+def described(response: Projected, case: Case) -> dict[str, float]:
     """What an answer is worth."""
-    error = (answer.gradient - case.truth).norm().item()
-    return {"objective": answer.objective, "gap": answer.gap, "error": error, "iterations": answer.iterations}
+    error = (response.gradient - case.truth).norm().item()
+    return {"objective": response.objective, "gap": response.gap, "error": error, "iterations": response.iterations}
 
 
 def spread(values: list[float]) -> list[float]:
@@ -230,15 +239,15 @@ def others(case: Case, repeats: int) -> dict[str, object]:
     ways: dict[str, Callable[[], Trace]] = {
         "hull, quick": partial(traced, case, hull, steps=16, rounds=2),
         "hull, clipped": partial(traced, case, hull, clip=CLIP),
-        "row hull, quick": partial(traced, case, row_hull, steps=16, rounds=1),
-        "row hull, clipped": partial(traced, case, row_hull, clip=CLIP),
-        "row hull, clipped, quick": partial(traced, case, row_hull, clip=CLIP, steps=16, rounds=0),
+        "row hull, quick": partial(traced, case, row_simplex, steps=16, rounds=1),
+        "row hull, clipped": partial(traced, case, row_simplex, clip=CLIP),
+        "row hull, clipped, quick": partial(traced, case, row_simplex, clip=CLIP, steps=16, rounds=0),
         "span": partial(traced, case, span),
     }
     result: dict[str, object] = {}
     for name, way in ways.items():
         traces = [way() for _ in range(repeats)]
-        result[name] = {"seconds": spread([trace.seconds for trace in traces]), **described(traces[-1].answer, case)}
+        result[name] = {"seconds": spread([trace.seconds for trace in traces]), **described(traces[-1].response, case)}
     return result
 
 
@@ -278,10 +287,10 @@ def main() -> None:
     for name in options.networks.split(","):
         for case, multiplier in zip(cases(name, multipliers, options.device), multipliers, strict=True):
             traced(case, hull, rounds=1)  # first touch of memory and kernels
-            traced(case, row_hull, rounds=1)
+            traced(case, row_simplex, rounds=1)
             print(f"-- {name}, noise {multiplier:g}: |g| {case.truth.norm():.4f}, |g̃ − g| "
                   f"{(case.noisy - case.truth).norm():.4f}")  # fmt: skip
-            for title, project, groups in (("hull", hull, 1), ("row hull", row_hull, ROWS)):
+            for title, project, groups in (("hull", hull, 1), ("row hull", row_simplex, ROWS)):
                 results[f"{name} {multiplier:g} {title}"] = compare(case, project, groups, repeats, timed)
                 show(title, results[f"{name} {multiplier:g} {title}"])
             results[f"{name} {multiplier:g} others"] = ways = others(case, repeats) if options.others else {}

@@ -11,9 +11,9 @@ import sys
 
 import numpy as np
 
-from labeldp.private.randomizers import RandomizedResponse
-from labeldp.private.randomness import SecureRandom
-from labeldp.timing import rates, show_rates
+from benchmarks.timing import rates, show_rates
+from labeldp.core.random import SecureRandom
+from labeldp.mechanisms.responses import RandomizedResponse
 
 ROWS, CLASSES, EPSILON, REPEATS = 10**7, 10, 1.0, 7
 
@@ -27,7 +27,7 @@ def reference(labels, rng):
 
 def ours(labels, rng):
     """The library, from labels to answers."""
-    return RandomizedResponse(EPSILON, CLASSES).sample(labels, rng).answers
+    return RandomizedResponse(EPSILON, CLASSES).sample(labels, rng).responses
 
 
 def main():

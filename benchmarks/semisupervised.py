@@ -21,16 +21,14 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
-from labeldp.learning import averaged
-from labeldp.learning.corefinement import co_refine
-from labeldp.learning.fit import sgd
+from benchmarks.timing import rates, show_rates
+from labeldp.features.augment import strong_view, weak_view
+from labeldp.learning import train as averaged
+from labeldp.learning.dividemix import co_refine, two_gaussians
+from labeldp.learning.evidence import Labels, from_classes, on_classes
 from labeldp.learning.fixmatch import fixmatch, weights_sgd
-from labeldp.learning.mixtures import two_gaussians
-from labeldp.learning.objectives import on_classes
-from labeldp.learning.semisupervised import Labels, from_classes
-from labeldp.learning.strong_views import strong_view, weak_view
+from labeldp.learning.train import sgd
 from labeldp.models.zoo import cifar_cnn, resnet18_v2
-from labeldp.timing import rates, show_rates
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -49,27 +47,27 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def _enhanced(kind: type) -> Callable[[Image.Image, float], Image.Image]:
-    return lambda picture, level: kind(picture).enhance(0.05 + 0.9 * level)
+    return lambda image, level: kind(image).enhance(0.05 + 0.9 * level)
 
 
 def _moved(*coefficients: float, share: bool = False) -> Callable[[Image.Image, float], Image.Image]:
-    def change(picture: Image.Image, level: float) -> Image.Image:
-        signed = random.choice((-1, 1)) * 0.3 * level * (picture.width if share else 1)
+    def change(image: Image.Image, level: float) -> Image.Image:
+        signed = random.choice((-1, 1)) * 0.3 * level * (image.width if share else 1)
         a, b, c, d, e, f = (base + slope * signed for base, slope in zip((1, 0, 0, 0, 1, 0), coefficients, strict=True))
-        return picture.transform(picture.size, Image.Transform.AFFINE, (a, b, c, d, e, f))
+        return image.transform(image.size, Image.Transform.AFFINE, (a, b, c, d, e, f))
 
     return change
 
 
 CHANGES: list[Callable[[Image.Image, float], Image.Image]] = [
-    lambda picture, level: picture,
-    lambda picture, level: ImageOps.autocontrast(picture),
-    lambda picture, level: ImageOps.equalize(picture),
+    lambda image, level: image,
+    lambda image, level: ImageOps.autocontrast(image),
+    lambda image, level: ImageOps.equalize(image),
     *(_enhanced(kind) for kind in (ImageEnhance.Brightness, ImageEnhance.Color, ImageEnhance.Contrast)),
     _enhanced(ImageEnhance.Sharpness),
-    lambda picture, level: ImageOps.posterize(picture, 4 + int(4 * level)),
-    lambda picture, level: ImageOps.solarize(picture, 256 - int(256 * level)),
-    lambda picture, level: picture.rotate(random.choice((-1, 1)) * 30 * level),
+    lambda image, level: ImageOps.posterize(image, 4 + int(4 * level)),
+    lambda image, level: ImageOps.solarize(image, 256 - int(256 * level)),
+    lambda image, level: image.rotate(random.choice((-1, 1)) * 30 * level),
     _moved(0, 1, 0, 0, 0, 0), _moved(0, 0, 0, 1, 0, 0), _moved(0, 0, 1, 0, 0, 0, share=True),
     _moved(0, 0, 0, 0, 0, 1, share=True),
 ]  # fmt: skip
@@ -85,11 +83,11 @@ def one_weak(pixels: np.ndarray) -> np.ndarray:
 
 def one_strong(pixels: np.ndarray) -> np.ndarray:
     """The weak view, two changes, a grey square."""
-    picture = Image.fromarray(np.ascontiguousarray(one_weak(pixels)))
+    image = Image.fromarray(np.ascontiguousarray(one_weak(pixels)))
     for change in random.choices(CHANGES, k=2):
         if random.random() < 0.5:
-            picture = change(picture, random.randrange(1, 10) / 10)
-    made = np.array(picture)
+            image = change(image, random.randrange(1, 10) / 10)
+    made = np.array(image)
     top, left = random.randrange(-8, 24), random.randrange(-8, 24)
     made[max(top, 0) : top + 16, max(left, 0) : left + 16] = 127
     return made

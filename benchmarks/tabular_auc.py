@@ -41,10 +41,12 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from labeldp import LabelDPClassifier, LabelVault, RandomizedResponse
-from labeldp.data.samples import ADULT_CLASSES, adult_path
-from labeldp.estimators import columns as cols
-from labeldp.learning.tabular import Table
+from labeldp.core.vault import LabelVault
+from labeldp.data.files import ADULT_CLASSES, adult_path
+from labeldp.estimator import inputs as cols
+from labeldp.estimator.classifier import LabelDPClassifier
+from labeldp.features.tables import Table
+from labeldp.mechanisms.responses import RandomizedResponse
 
 CLASSES = (0, 1)
 # Of the 42 columns of the census: the instance weight is no feature, by its authors' word.
@@ -109,8 +111,8 @@ def auto(data: Data, epsilon: float, seed: int, method: str = "auto") -> np.ndar
 
 def rr_logistic(data: Data, epsilon: float, seed: int) -> np.ndarray:
     """Noisy labels taken at their word."""
-    answers = LabelVault(data.y, 2).release(RandomizedResponse(epsilon, 2)).hard()
-    return _logistic(data.plain, answers, data.test_plain)
+    responses = LabelVault(data.y, 2).release(RandomizedResponse(epsilon, 2)).hard()
+    return _logistic(data.plain, responses, data.test_plain)
 
 
 def full_dp(data: Data, epsilon: float, seed: int) -> np.ndarray:

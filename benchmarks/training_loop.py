@@ -1,4 +1,4 @@
-"""What `labeldp.learning.fit` adds to a bare PyTorch loop: the same model, data, optimiser and steps, one run.
+"""What `labeldp.learning.train` adds to a bare PyTorch loop: the same model, data, optimiser and steps, one run.
 
 Target: at most 1.05 times the bare loop.
 """
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from labeldp.learning.fit import fit, sgd
-from labeldp.learning.objectives import on_classes
+from benchmarks.timing import rates, show_rates
+from labeldp.learning.evidence import on_classes
+from labeldp.learning.train import fit, sgd
 from labeldp.models.zoo import mnist_cnn
-from labeldp.timing import rates, show_rates
 
 ROWS, BATCH, EPOCHS = 8192, 256, 1
 

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from experiments import pate, public_features, semi
 from experiments.settings import Run, named
-from labeldp.learning import augment, schedules
-from labeldp.learning.clusters import Clusters
-from labeldp.learning.crops import OverCrops
-from labeldp.learning.descent import rmsprop
-from labeldp.learning.fit import Progress, Report, accuracy, adam, fit, sgd
-from labeldp.learning.rehearsal import rehearse
-from labeldp.learning.strong_views import learned_view
-from labeldp.learning.warm_start import begin_as
+from labeldp.core.vault import LabelVault
+from labeldp.features import augment
+from labeldp.features.augment import learned_view
+from labeldp.features.clusters import Clusters
+from labeldp.features.encoders import OverCrops, begin_as
+from labeldp.learning import train as schedules
+from labeldp.learning.descend import rmsprop
+from labeldp.learning.train import Progress, Report, accuracy, adam, fit, sgd
+from labeldp.learning.tuning import tune
 from labeldp.models import zoo
-from labeldp.private.vault import LabelVault
 from labeldp.recipes import (
     alibi,
     cluster_votes,
@@ -146,7 +146,7 @@ def gradients(job: Training) -> nn.Module:
     )  # fmt: skip
 
 
-def look(job: Training) -> nn.Module:
+def query(job: Training) -> nn.Module:
     """One look: features, moment, head."""
     public = semi.public_of(job)
     return public.on_images(_shot(job, public, job.epsilon, public.features).layer)
@@ -169,7 +169,7 @@ def look_and_linear_student(job: Training) -> nn.Module:
     public, settings = semi.public_of(job), job.settings
     plain, classes = public.plain, job.vault.num_classes
     taught = _shot(job, public, job.epsilon, public.features).probabilities(public.features)
-    weights = students.surest(settings["surest"])(taught)
+    weights = students.most_confident(settings["surest"])(taught)
     layer = _layer(job, plain)
     # First choices, not probabilities: a layer of the same kind would only learn the head's doubts.
     labels = nn.functional.one_hot(taught.argmax(dim=1), classes).float()
@@ -184,8 +184,8 @@ def look_and_all_features(job: Training) -> nn.Module:
         shot = _shot(job, public, job.epsilon, public.features)
         return public.on_images(_Probabilities(linear_student.train_after(shot, public.features)))
     seen = public.graph(settings["graph"], job.vault.num_classes)
-    rehearsal = functools.partial(rehearse, stage=seen.stage, seed=job.seed)
-    shot = one_shot.train(seen.features, job.vault, epsilon=job.epsilon, delta=settings["delta"], rehearse=rehearsal)
+    tuning = functools.partial(tune, stage=seen.stage, seed=job.seed)
+    shot = one_shot.train(seen.features, job.vault, epsilon=job.epsilon, delta=settings["delta"], tune=tuning)
     student = linear_student.train_after(shot, public.features, seen=seen.features)
     return public.on_images(_Probabilities(student))
 
@@ -210,7 +210,7 @@ def several_looks(job: Training) -> nn.Module:
 
     return rounds.train(
         job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"],
-        shares=job.settings["shares"], look=once,
+        shares=job.settings["shares"], query=once,
         teach=functools.partial(
             students.train, fit=_fits(job)[0], weigh=students.by_confidence(job.settings.get("confidence", 1.0))
         ),
@@ -278,8 +278,8 @@ class _OfCluster(nn.Module):
 
 def _shot(job: Training, public: public_features.Public, epsilon: float, features: Tensor) -> one_shot.OneShot:
     stage = public.stage(job.vault.num_classes) if features is public.features else None
-    rehearsal = functools.partial(rehearse, stage=stage, seed=job.seed)
-    return one_shot.train(features, job.vault, epsilon=epsilon, delta=job.settings["delta"], rehearse=rehearsal)
+    tuning = functools.partial(tune, stage=stage, seed=job.seed)
+    return one_shot.train(features, job.vault, epsilon=epsilon, delta=job.settings["delta"], tune=tuning)
 
 
 def _bound(settings: Mapping[str, Any]) -> labeldp_pro.NormBound | labeldp_pro.DiameterBound:
@@ -323,7 +323,7 @@ FAMILIES: dict[str, Family] = {
         stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}
     ),
     "labeldp_pro": Family(gradients, _LOOKS_NEED, _LOOKS_MAY_HAVE),
-    "one_shot": Family(look, _HEAD_NEEDS, frozenset()),
+    "one_shot": Family(query, _HEAD_NEEDS, frozenset()),
     "one_shot_student": Family(
         look_and_student, _HEAD_NEEDS | _FIT_NEEDS | {"generations"}, _FIT_MAY_HAVE | {"confidence"}
     ),

@@ -231,7 +231,7 @@ def verdicts(measured: Iterable[Mean]) -> list[Verdict]:
 
 
 def _verdict(place: tuple[str, str, float], found: dict[str, float]) -> Verdict:
-    from labeldp import choose
+    from labeldp.choosing.choice import choose
 
     dataset, device, epsilon = place
     modality, rows, classes, features = CASES[dataset]

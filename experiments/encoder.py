@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from experiments.run import checked_device, commit
 from labeldp.data import benchmarks
-from labeldp.learning.encoders import Encoder, load_encoder, save_encoder
-from labeldp.learning.features import extract
-from labeldp.learning.fit import Progress, sgd
-from labeldp.learning.loop import PausedError
-from labeldp.learning.plans import gram_of
-from labeldp.learning.selfsupervised import byol, simclr
+from labeldp.features.contrastive import byol, simclr
+from labeldp.features.encoders import Encoder, load_encoder, save_encoder
+from labeldp.features.extract import extract
+from labeldp.learning.train import PausedError, Progress, sgd
+from labeldp.learning.tuning import gram_of
 from labeldp.models.zoo import resnet18_v2
 
 METHODS = {"simclr": simclr, "byol": byol}

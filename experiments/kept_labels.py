@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from experiments.public_features import encoder, extractor
+from labeldp.core.vault import LabelVault
 from labeldp.data import benchmarks, synthetic
 from labeldp.data.splits import Benchmark
-from labeldp.learning.clusters import kmeans
-from labeldp.learning.features import Raw, extract
-from labeldp.private.randomizers import RandomizedResponse
-from labeldp.private.vault import LabelVault
+from labeldp.features.clusters import kmeans
+from labeldp.features.extract import Raw, extract
+from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes.denoise_ssl import Classes, denoise, kept_accuracy, majority
 
 

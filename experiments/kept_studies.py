@@ -20,8 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from labeldp.learning.cache import content_key
-from labeldp.learning.tensorfile import read_metadata, read_tensors, write_tensors
+from labeldp.features.cache import content_key, read_metadata, read_tensors, write_tensors
 
 _NETWORK = "network.safetensors"
 # What `one_shot.train` keeps in a folder.

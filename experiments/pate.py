@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from experiments import semi
-from labeldp.learning.semisupervised import Labels, from_classes
-from labeldp.learning.teachers import one_look_teachers, ridge_teachers
+from labeldp.learning.evidence import Labels, from_classes
+from labeldp.learning.teachers import one_shot_teachers, ridge_teachers
 from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, pate_fm
 
 if TYPE_CHECKING:
     from experiments.adapters import Training
 
-TEACHERS = {"one look": one_look_teachers, "ridge": ridge_teachers}
+
+TEACHERS = {"one look": one_shot_teachers, "ridge": ridge_teachers}
 NEEDS = frozenset({"delta", "features", "teachers", "queries", "answers"})
 MAY_HAVE = frozenset({"heads", "ridge", "agreement", "noise_ratio", "at_once"})
 

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from labeldp.learning.fit import adam, fit, predict
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import evidence, forward_loss, posterior
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.rehearsal import Stage, rehearse
-from labeldp.learning.schedules import constant
-from labeldp.learning.targets import evidence, forward_loss, posterior
-from labeldp.private.randomizers import TopKResponse
-from labeldp.private.vault import LabelVault
+from labeldp.learning.train import adam, constant, fit, predict
+from labeldp.learning.tuning import Stage, tune
+from labeldp.mechanisms.responses import TopKResponse
 from labeldp.recipes import one_shot
 from labeldp.recipes.denoise_ssl import Classes
 from labeldp.recipes.one_shot_prior import informative_sets, split_budget
@@ -45,8 +44,8 @@ def posteriors(
     def measure(epsilon: float, repeat: int) -> dict[str, float]:
         first, second = split_budget(epsilon, delta, share)
         vault = LabelVault(truth, num_classes)
-        plan = functools.partial(rehearse, stage=stage(), seed=repeat)
-        shot = one_shot.train(features, vault, epsilon=first, delta=delta, rehearse=plan)
+        plan = functools.partial(tune, stage=stage(), seed=repeat)
+        shot = one_shot.train(features, vault, epsilon=first, delta=delta, tune=plan)
         head = shot.logits(features)
         sets = informative_sets(head.softmax(dim=1).cpu().double().numpy(), second)
         told = evidence(vault.release(TopKResponse(second, sets)), features.device).float()

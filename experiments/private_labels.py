@@ -29,12 +29,12 @@ from torch import Tensor
 from experiments.kept_labels import measured_on, options, show
 from experiments.pate import TEACHERS
 from experiments.posteriors import posteriors
-from labeldp.learning.rehearsal import Stage, rehearse
-from labeldp.learning.semisupervised import surest
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import most_confident
 from labeldp.learning.teachers import ridge_teachers
-from labeldp.private.randomizers import RandomizedResponse
-from labeldp.private.teacher_votes import Rows, Teach
-from labeldp.private.vault import LabelVault
+from labeldp.learning.tuning import Stage, tune
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.mechanisms.teachers import Rows, Teach
 from labeldp.recipes import one_shot, pate_fm
 from labeldp.recipes.denoise_ssl import Classes
 
@@ -46,7 +46,7 @@ Measure = Callable[[float, int], Line]
 _STUDENT_RIDGE = 1e-2
 
 
-def answers(truth: Classes, num_classes: int) -> Measure:
+def responses(truth: Classes, num_classes: int) -> Measure:
     """Randomized response on every row, and the share that should be right."""
 
     def measure(epsilon: float, repeat: int) -> Line:
@@ -116,13 +116,13 @@ def sure(features: Tensor, truth: Classes, num_classes: int, per_class: list[int
 
     def measure(epsilon: float, repeat: int) -> Line:
         vault = LabelVault(truth, num_classes)
-        plan = functools.partial(rehearse, stage=stage(), seed=repeat)
-        shot = one_shot.train(features, vault, epsilon=epsilon, delta=delta, rehearse=plan)
+        plan = functools.partial(tune, stage=stage(), seed=repeat)
+        shot = one_shot.train(features, vault, epsilon=epsilon, delta=delta, tune=plan)
         likely = shot.probabilities(features)
         right = likely.argmax(dim=1).cpu().numpy() == truth
         line = {"epsilon": epsilon, "all rows right": _share(right), "it expects": shot.confidence}
         for count in per_class:
-            rows = surest(likely, count).rows().cpu().numpy()
+            rows = most_confident(likely, count).rows().cpu().numpy()
             line |= {f"of {count}/class": float(len(rows)), f"right, {count}": _share(right[rows])}
         return line
 
@@ -137,11 +137,11 @@ def _measures(given: argparse.Namespace) -> Iterator[tuple[str, Measure]]:
     features, truth, num_classes = measured_on(given)
     ridge = {} if given.ridge is None else {"ridge": given.ridge}
     ballot = functools.partial(
-        pate_fm.Ballot, given.teachers, given.queries, given.answers if given.agreement else given.queries,
+        pate_fm.Ballot, given.teachers, given.queries, given.responses if given.agreement else given.queries,
         given.agreement or None, at_once=given.at_once,
     )  # fmt: skip
     known: dict[str, Callable[[], Measure]] = {
-        "answers": lambda: answers(truth, num_classes),
+        "answers": lambda: responses(truth, num_classes),
         "votes": lambda: votes(
             features, truth, num_classes,
             lambda asked: TEACHERS[given.heads](features, asked, num_classes, **ridge),

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.data import benchmarks, synthetic
-from labeldp.learning.cache import content_key
-from labeldp.learning.clusters import Clusters, kmeans
-from labeldp.learning.crops import OverCrops
-from labeldp.learning.encoders import Encoder, load_encoder
-from labeldp.learning.features import Extractor, FeatureMap, Patches, Raw
-from labeldp.learning.neighbours import NeighbourMap, Neighbours
-from labeldp.learning.rehearsal import Stage
-from labeldp.learning.warm_start import unit_outputs
+from labeldp.features.cache import content_key
+from labeldp.features.clusters import Clusters, kmeans
+from labeldp.features.encoders import Encoder, OverCrops, load_encoder, unit_outputs
+from labeldp.features.extract import Extractor, FeatureMap, Raw
+from labeldp.features.graph import NeighbourMap, Neighbours
+from labeldp.features.patches import Patches
+from labeldp.learning.tuning import Stage
 from labeldp.models.zoo import resnet18_v2
 
 _ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.settings import Run
-from labeldp.accounting import certificate
+from labeldp.core import certificate
 
 FIELDS = (
     "dataset", "method", "epsilon", "delta", "accounting", "seed", "metric", "value", "seconds", "device", "commit",

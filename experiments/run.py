@@ -24,10 +24,10 @@ from torch import Tensor
 from experiments import adapters, records
 from experiments.settings import Run, runs
 from experiments.sweep import News, Tell, sweep
-from labeldp.accounting.certificate import Certificate
+from labeldp.core.certificate import Certificate
+from labeldp.core.vault import LabelVault
 from labeldp.data import benchmarks, synthetic
-from labeldp.learning.fit import Progress
-from labeldp.private.vault import LabelVault
+from labeldp.learning.train import Progress
 
 # As PyTorch found them; trainings side by side share them.
 _THREADS = torch.get_num_threads()

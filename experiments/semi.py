@@ -15,30 +15,28 @@ from torch import Tensor, nn
 
 from experiments import kept_studies, public_features
 from experiments.settings import named
-from labeldp.learning import objectives
-from labeldp.learning.augment import Augment
-from labeldp.learning.corefinement import co_refine
-from labeldp.learning.crops import OverCrops
-from labeldp.learning.fit import fit, predict, sgd
+from labeldp.features.augment import Augment, learned_view, scaled, strong_view, weak_view
+from labeldp.features.encoders import OverCrops, begin_as, probe, probed
+from labeldp.learning import evidence
+from labeldp.learning.dividemix import co_refine
+from labeldp.learning.evidence import Labels
 from labeldp.learning.fixmatch import fixmatch, seven_sixteenths, weights_sgd
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.rehearsal import rehearse
-from labeldp.learning.schedules import one_cycle, piecewise
-from labeldp.learning.semisupervised import Labels
-from labeldp.learning.strong_views import learned_view, scaled, strong_view, weak_view
-from labeldp.learning.warm_start import begin_as, probe, probed
+from labeldp.learning.train import fit, one_cycle, piecewise, predict, sgd
+from labeldp.learning.tuning import tune
 from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, lp_mst, one_shot, one_shot_prior
 
 if TYPE_CHECKING:
     from experiments.adapters import Training
 
+
 LEARNS = {
-    "hard_answers": lp_mst.hard_answers,
+    "hard_answers": lp_mst.hard_responses,
     "likelihood": lp_mst.likelihood,
     "posterior_of_model": lp_mst.posterior_of_model,
 }
 SCHEDULES = {"seven_sixteenths": seven_sixteenths, "one_cycle": lambda: one_cycle(0.2)}
-OBJECTIVES = {"answers": objectives.on_answers, "likelihood": objectives.forward_corrected}
+OBJECTIVES = {"answers": evidence.on_responses, "likelihood": evidence.forward_corrected}
 VIEWS_MAY_HAVE = frozenset({"padding", "flip", "cut", "compiled"})
 FIXMATCH_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay"})
 FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
@@ -65,7 +63,7 @@ def kept_answers_and_fixmatch(job: Training) -> nn.Module:
     if "share" in settings:
         return denoise_ssl.train_with_head(
             job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"],
-            share=settings["share"], fit=learner_of(job), rehearse=_rehearsal(job, public),
+            share=settings["share"], fit=learner_of(job), tune=_tuning(job, public),
         )  # fmt: skip
     clusters = public.clusters(settings["clusters"])
     return denoise_ssl.train(
@@ -183,7 +181,7 @@ def look_and_ask(job: Training, public: public_features.Public, fit: Any, **more
     learns = [named("learn", name, LEARNS) for name in ([names] if isinstance(names, str) else names)]
     return one_shot_prior.train(
         job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"], fit=fit,
-        learn=learns, split=_split(job), rehearse=_rehearsal(job, public), seed=job.seed, **more,
+        learn=learns, split=_split(job), tune=_tuning(job, public), seed=job.seed, **more,
     ).model  # fmt: skip
 
 
@@ -288,11 +286,11 @@ def public_of(job: Training) -> public_features.Public:
     return public_features.public(job.settings["dataset"], job.inputs, job.settings["features"], job.seed)
 
 
-def _rehearsal(job: Training, public: public_features.Public) -> Any:
-    return functools.partial(rehearse, stage=public.stage(job.vault.num_classes), seed=job.seed)
+def _tuning(job: Training, public: public_features.Public) -> Any:
+    return functools.partial(tune, stage=public.stage(job.vault.num_classes), seed=job.seed)
 
 
 def _shot(job: Training, public: public_features.Public) -> one_shot.OneShot:
     return one_shot.train(
-        public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], rehearse=_rehearsal(job, public)
+        public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], tune=_tuning(job, public)
     )

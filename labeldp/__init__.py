@@ -8,25 +8,25 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labeldp.accounting.certificate import Certificate
-    from labeldp.accounting.ledger import Budget, BudgetExceededError
-    from labeldp.accounting.store import BudgetStore
+    from labeldp.budgets.store import BudgetStore
     from labeldp.choosing.choice import Choice, choose
+    from labeldp.core.certificate import Certificate
+    from labeldp.core.ledger import Budget, BudgetExceededError
+    from labeldp.core.random import SecureRandom
+    from labeldp.core.vault import LabelVault
     from labeldp.data.tables import PrivateTable, privatize, read_private
-    from labeldp.estimators.classifier import LabelDPClassifier
-    from labeldp.estimators.regressor import LabelDPRegressor
-    from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
-    from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
-    from labeldp.private.moments import Moments
-    from labeldp.private.randomizers import BitFlip, LaplaceOneHot, PriorResponse, RandomizedResponse, TopKResponse
-    from labeldp.private.randomness import SecureRandom
-    from labeldp.private.teacher_votes import TeacherVotes
-    from labeldp.private.user_gradients import UserGradientSum
-    from labeldp.private.user_responses import UserResponse
-    from labeldp.private.users import UserVault, cap_rows
-    from labeldp.private.vault import LabelVault
-    from labeldp.private.votes import GroupVotes
+    from labeldp.estimator.classifier import LabelDPClassifier
+    from labeldp.estimator.regressor import LabelDPRegressor
+    from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, GroupVotes, LaplaceNoise
+    from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
+    from labeldp.mechanisms.gradients.users import UserGradientSum
+    from labeldp.mechanisms.moments import Moments
+    from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
+    from labeldp.mechanisms.teachers import TeacherVotes
+    from labeldp.mechanisms.users import UserResponse, UserVault, cap_rows
+    from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
     from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
+
 
 __version__ = metadata.version("labeldp")
 
@@ -70,23 +70,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "accounting.certificate": ("Certificate",),
-    "accounting.ledger": ("Budget", "BudgetExceededError"),
-    "accounting.store": ("BudgetStore",),
+    "budgets.store": ("BudgetStore",),
     "choosing.choice": ("Choice", "choose"),
+    "core.certificate": ("Certificate",),
+    "core.ledger": ("Budget", "BudgetExceededError"),
+    "core.random": ("SecureRandom",),
+    "core.vault": ("LabelVault",),
     "data.tables": ("PrivateTable", "privatize", "read_private"),
-    "estimators": ("LabelDPClassifier", "LabelDPRegressor"),
-    "private.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
-    "private.gradients": ("DiameterBound", "GradientSum", "NormBound"),
-    "private.moments": ("Moments",),
-    "private.randomizers": ("BitFlip", "LaplaceOneHot", "PriorResponse", "RandomizedResponse", "TopKResponse"),
-    "private.randomness": ("SecureRandom",),
-    "private.user_gradients": ("UserGradientSum",),
-    "private.user_responses": ("UserResponse",),
-    "private.users": ("UserVault", "cap_rows"),
-    "private.vault": ("LabelVault",),
-    "private.teacher_votes": ("TeacherVotes",),
-    "private.votes": ("GroupVotes",),
+    "estimator": ("LabelDPClassifier", "LabelDPRegressor"),
+    "mechanisms.counts": ("GaussianNoise", "GroupCounts", "GroupVotes", "LaplaceNoise"),
+    "mechanisms.gradients.sums": ("DiameterBound", "GradientSum", "NormBound"),
+    "mechanisms.gradients.users": ("UserGradientSum",),
+    "mechanisms.moments": ("Moments",),
+    "mechanisms.responses": ("PriorResponse", "RandomizedResponse", "TopKResponse"),
+    "mechanisms.teachers": ("TeacherVotes",),
+    "mechanisms.users": ("UserResponse", "UserVault", "cap_rows"),
+    "mechanisms.vectors": ("BitFlip", "LaplaceOneHot"),
     "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

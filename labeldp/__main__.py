@@ -1,6 +1,6 @@
 """`python -m labeldp` is the same as `labeldp`."""
 
-from labeldp.cli import main
+from labeldp.cli.app import main
 
 if __name__ == "__main__":
     main()

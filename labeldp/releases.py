@@ -15,12 +15,13 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
 
-class Law(Protocol):
+class Channel(Protocol):
     """The public half of a per-row randomizer: how likely each answer is under each label.
 
     A row's answer is a tuple of integer coordinates, independent given the label (one coordinate for
@@ -41,11 +42,11 @@ class Law(Protocol):
         """Probability of each value of each coordinate, (coordinates, values), were `label` the row's label."""
         ...
 
-    def log_likelihood(self, answers: IntArray) -> FloatArray:
+    def log_likelihood(self, responses: IntArray) -> FloatArray:
         """log P(answer | class), (n, classes)."""
         ...
 
-    def unbiased(self, answers: IntArray) -> FloatArray:
+    def unbiased(self, responses: IntArray) -> FloatArray:
         """A linear estimate of the one-hot label, (n, classes); zero where `informative` is false."""
         ...
 
@@ -53,7 +54,7 @@ class Law(Protocol):
         """Which rows' answers say anything at all about the label, (n,)."""
         ...
 
-    def take(self, rows: IntArray) -> Law:
+    def take(self, rows: IntArray) -> Channel:
         """The law of these rows, in this order."""
         ...
 
@@ -71,42 +72,42 @@ class NoisyLabels:
     spans more than ε, which is the privacy guarantee read from the other side.
     """
 
-    law: Law
-    answers: IntArray
+    channel: Channel
+    responses: IntArray
 
     def __post_init__(self) -> None:
-        self.answers.setflags(write=False)
+        self.responses.setflags(write=False)
 
     def __len__(self) -> int:
-        return len(self.answers)
+        return len(self.responses)
 
     @property
     def num_classes(self) -> int:
         """Number of classes K."""
-        return self.law.num_classes
+        return self.channel.num_classes
 
     def take(self, rows: npt.ArrayLike) -> NoisyLabels:
         """The answers of these rows (indices or a mask), in this order."""
         chosen = np.asarray(rows)
         index = np.arange(len(self))[chosen if chosen.size else chosen.astype(np.intp)]
-        return NoisyLabels(self.law.take(index), self.answers[index])
+        return NoisyLabels(self.channel.take(index), self.responses[index])
 
     def log_likelihood(self) -> FloatArray:
         """log P(answer | class) of every row, (n, K)."""
-        return self.law.log_likelihood(self.answers)
+        return self.channel.log_likelihood(self.responses)
 
     def unbiased(self) -> FloatArray:
         """An estimate of each row's one-hot label, (n, K), zero on rows that carry no information."""
-        return self.law.unbiased(self.answers)
+        return self.channel.unbiased(self.responses)
 
     def informative(self) -> BoolArray:
         """Rows whose answer depends on the label at all, (n,)."""
-        return self.law.informative(len(self))
+        return self.channel.informative(len(self))
 
     def hard(self) -> npt.NDArray[np.int64]:
         """The most likely class of each row under a uniform prior, (n,); ties go to the lower class."""
-        if self.answers.ndim == 1:
-            return self.answers.astype(np.int64)
+        if self.responses.ndim == 1:
+            return self.responses.astype(np.int64)
         return self.log_likelihood().argmax(axis=1)
 
     def posterior(self, prior: npt.ArrayLike | None = None) -> FloatArray:

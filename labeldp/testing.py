@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from labeldp.accounting.events import Event, PureDP
-from labeldp.private.mechanism import LabelArray, Mechanism
-from labeldp.private.randomness import SecureRandom
-from labeldp.releases import FloatArray, IntArray, Law, NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
+from labeldp.core.events import Event, PureDP
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelArray, Mechanism
+from labeldp.releases import Channel, FloatArray, IntArray, NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
 
 _ROUNDING = 1e-9
 _MOST_CLASSES = 24
@@ -33,7 +33,7 @@ class ContractError(AssertionError):
     """A mechanism does not keep its promise."""
 
 
-class Randomizer(Mechanism[NoisyLabels], Law, Protocol):
+class Randomizer(Mechanism[NoisyLabels], Channel, Protocol):
     """A per-row mechanism together with its stated law."""
 
 
@@ -52,7 +52,7 @@ def check_randomizer(
     """
     classes = _some_classes(randomizer.num_classes)
     tables = {c: np.asarray(randomizer.probabilities(c)) for c in classes}
-    _check_law(tables)
+    _check_channel(tables)
     _check_ratio(tables, randomizer.event())
     _check_fits(randomizer)
     rng = SecureRandom(seed)
@@ -83,7 +83,7 @@ def check_mechanism(
     ours, theirs = _neighbours(labels, neighbour, num_classes)
     mechanism.fits(len(ours), num_classes)
     rng = SecureRandom(seed)
-    samples = [_answers(mechanism, vector, draws, rng, statistic) for vector in (ours, theirs)]
+    samples = [_responses(mechanism, vector, draws, rng, statistic) for vector in (ours, theirs)]
     here, there = _project(samples, draws // 2) if statistic is None else [s[:, 0] for s in samples]
     _search_violation(here, there, draws // 2, mechanism.event(), false_alarm)
 
@@ -95,7 +95,7 @@ def _some_classes(num_classes: int) -> list[int]:
     return sorted(set(np.linspace(0, num_classes - 1, _MOST_CLASSES).astype(int).tolist()))
 
 
-def _check_law(tables: dict[int, FloatArray]) -> None:
+def _check_channel(tables: dict[int, FloatArray]) -> None:
     for label, table in tables.items():
         if (table < 0).any() or not np.allclose(table.sum(axis=1), 1, atol=_ROUNDING):
             raise ContractError(f"the stated law under class {label} is not a probability: it sums to {table.sum(1)}")
@@ -131,9 +131,9 @@ def _draw(randomizer: Randomizer, labels: LabelArray, rng: SecureRandom) -> IntA
     repeated = randomizer.take(np.zeros(len(labels), dtype=np.intp))
     labels.setflags(write=False)
     released = repeated.sample(labels, rng)  # type: ignore[attr-defined]
-    if len(released.answers) != len(labels):
-        raise ContractError(f"{len(labels)} labels gave {len(released.answers)} answers")
-    return released.answers.reshape(len(labels), -1)
+    if len(released.responses) != len(labels):
+        raise ContractError(f"{len(labels)} labels gave {len(released.responses)} answers")
+    return released.responses.reshape(len(labels), -1)
 
 
 def _label_type(num_classes: int) -> np.dtype[Any]:
@@ -146,31 +146,31 @@ def _marginal_p_values(
     looked_at = sorted({min(tables), max(tables), sorted(tables)[len(tables) // 2]})
     for label in looked_at:
         labels = np.full(draws, label, dtype=_label_type(randomizer.num_classes))
-        answers = _draw(randomizer, labels, rng)
-        _check_likelihood(randomizer, tables, answers[:1000])
-        yield from _goodness_of_fit(answers, tables[label])
+        responses = _draw(randomizer, labels, rng)
+        _check_likelihood(randomizer, tables, responses[:1000])
+        yield from _goodness_of_fit(responses, tables[label])
 
 
-def _check_likelihood(randomizer: Randomizer, tables: dict[int, FloatArray], answers: IntArray) -> None:
-    law = randomizer.take(np.zeros(len(answers), dtype=np.intp))
+def _check_likelihood(randomizer: Randomizer, tables: dict[int, FloatArray], responses: IntArray) -> None:
+    channel = randomizer.take(np.zeros(len(responses), dtype=np.intp))
     width = next(iter(tables.values())).shape[0]
-    stated = law.log_likelihood(answers[:, 0] if width == 1 else answers)
+    stated = channel.log_likelihood(responses[:, 0] if width == 1 else responses)
     for label, table in tables.items():
         with np.errstate(divide="ignore"):
-            expected = np.log(table[np.arange(width), answers]).sum(axis=1)
+            expected = np.log(table[np.arange(width), responses]).sum(axis=1)
         if not np.allclose(stated[:, label], expected, rtol=1e-7, atol=1e-7):
             raise ContractError(f"log_likelihood disagrees with the stated law under class {label}")
 
 
-def _goodness_of_fit(answers: IntArray, table: FloatArray) -> Iterator[float]:
+def _goodness_of_fit(responses: IntArray, table: FloatArray) -> Iterator[float]:
     """Chi-square p-values, coordinates with the same law taken together, and every end of the scale apart."""
-    laws, group = np.unique(table, axis=0, return_inverse=True)
-    for g, law in enumerate(laws):
-        counts = np.bincount(answers[:, group.ravel() == g].ravel(), minlength=len(law))
-        if (counts[law == 0] > 0).any() or len(counts) > len(law):
+    channels, group = np.unique(table, axis=0, return_inverse=True)
+    for g, channel in enumerate(channels):
+        counts = np.bincount(responses[:, group.ravel() == g].ravel(), minlength=len(channel))
+        if (counts[channel == 0] > 0).any() or len(counts) > len(channel):
             yield 0.0
         else:
-            yield _chi_square(counts.astype(float), law * counts.sum())
+            yield _chi_square(counts.astype(float), channel * counts.sum())
 
 
 def _chi_square(observed: FloatArray, expected: FloatArray) -> float:
@@ -225,19 +225,19 @@ def _mixed_set(
 ) -> tuple[IntArray, IntArray, FloatArray]:
     own = (chance.random(rows) < balance).astype(np.intp)
     labels = np.asarray(pair, dtype=_label_type(randomizer.num_classes))[own]
-    answers = _draw(randomizer, labels, rng)
-    categories, law = _categories(answers, [tables[c] for c in pair], pair)
-    return own, categories, law
+    responses = _draw(randomizer, labels, rng)
+    categories, channel = _categories(responses, [tables[c] for c in pair], pair)
+    return own, categories, channel
 
 
-def _categories(answers: IntArray, tables: list[FloatArray], pair: tuple[int, int]) -> tuple[IntArray, FloatArray]:
+def _categories(responses: IntArray, tables: list[FloatArray], pair: tuple[int, int]) -> tuple[IntArray, FloatArray]:
     """At most three kinds of answer, and their law under each of the two classes, (2, kinds)."""
     if tables[0].shape[0] == 1:
-        kind = np.where(answers[:, 0] == pair[0], 0, np.where(answers[:, 0] == pair[1], 1, 2))
-        law = np.stack([[t[0, pair[0]], t[0, pair[1]], 1 - t[0, pair[0]] - t[0, pair[1]]] for t in tables])
-        return kind, np.clip(law, 0, 1)
+        kind = np.where(responses[:, 0] == pair[0], 0, np.where(responses[:, 0] == pair[1], 1, 2))
+        channel = np.stack([[t[0, pair[0]], t[0, pair[1]], 1 - t[0, pair[0]] - t[0, pair[1]]] for t in tables])
+        return kind, np.clip(channel, 0, 1)
     coordinate, middle = pair[0], tables[0].shape[1] // 2
-    kind = (answers[:, coordinate] >= middle).astype(np.intp)
+    kind = (responses[:, coordinate] >= middle).astype(np.intp)
     upper = np.asarray([t[coordinate, middle:].sum() for t in tables])
     return kind, np.stack([1 - upper, upper], axis=1)
 
@@ -246,24 +246,24 @@ def _pairs(values: IntArray, lag: int) -> tuple[IntArray, IntArray]:
     return values[:-lag], values[lag:]
 
 
-def _pair_p_value(sets: list[tuple[Any, Any]], law: FloatArray) -> float:
+def _pair_p_value(sets: list[tuple[Any, Any]], channel: FloatArray) -> float:
     """Chi-square of (kind, kind of the other row) against the product of the laws, given both labels."""
-    kinds = law.shape[1]
+    kinds = channel.shape[1]
     counts = np.zeros((2, 2, kinds, kinds))
     for (y, other_y), (a, other_a) in sets:
         np.add.at(counts, (y, other_y, a, other_a), 1)
-    expected = counts.sum(axis=(2, 3), keepdims=True) * law[:, None, :, None] * law[None, :, None, :]
+    expected = counts.sum(axis=(2, 3), keepdims=True) * channel[:, None, :, None] * channel[None, :, None, :]
     return _cells_p_value(counts, expected, lost=4)
 
 
-def _balance_p_values(sets: list[tuple[IntArray, IntArray]], law: FloatArray) -> Iterator[float]:
+def _balance_p_values(sets: list[tuple[IntArray, IntArray]], channel: FloatArray) -> Iterator[float]:
     """Answers given the own label must not depend on the data set's balance nor on its first row."""
-    kinds = law.shape[1]
+    kinds = channel.shape[1]
     for of in (lambda own: int(own.mean() * 2.999), lambda own: int(own[0]) if len(own) else 0):
         counts = np.zeros((3, 2, kinds))
         for own, kind in sets:
             np.add.at(counts[of(own)], (own[1:], kind[1:]), 1)
-        yield _cells_p_value(counts, counts.sum(axis=2, keepdims=True) * law[None], lost=6)
+        yield _cells_p_value(counts, counts.sum(axis=2, keepdims=True) * channel[None], lost=6)
 
 
 def _cells_p_value(observed: FloatArray, expected: FloatArray, lost: int) -> float:
@@ -296,7 +296,7 @@ def _neighbours(labels: npt.ArrayLike, neighbour: npt.ArrayLike, num_classes: in
     return ours, theirs
 
 
-def _answers(
+def _responses(
     mechanism: Mechanism[Any],
     labels: LabelArray,
     draws: int,
@@ -307,16 +307,16 @@ def _answers(
     return np.stack([read(mechanism.sample(labels, rng)) for _ in range(draws)]).astype(np.float64)
 
 
-def _flat(answer: Any) -> FloatArray:
-    if isinstance(answer, NoisyLabels):
-        answer = answer.answers
-    elif isinstance(answer, NoisyCounts):
-        answer = answer.counts
-    elif isinstance(answer, NoisyGradient):
-        answer = answer.value.cpu()
-    elif isinstance(answer, NoisyMoments):
-        answer = answer.value
-    return np.asarray(answer, dtype=np.float64).ravel()
+def _flat(response: Any) -> FloatArray:
+    if isinstance(response, NoisyLabels):
+        response = response.responses
+    elif isinstance(response, NoisyCounts):
+        response = response.counts
+    elif isinstance(response, NoisyGradient):
+        response = response.value.cpu()
+    elif isinstance(response, NoisyMoments):
+        response = response.value
+    return np.asarray(response, dtype=np.float64).ravel()
 
 
 def _project(samples: list[FloatArray], first: int) -> list[FloatArray]:

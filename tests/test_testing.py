@@ -3,18 +3,11 @@
 import numpy as np
 import pytest
 
-from labeldp import (
-    BitFlip,
-    GaussianNoise,
-    GroupCounts,
-    LaplaceNoise,
-    LaplaceOneHot,
-    PriorResponse,
-    RandomizedResponse,
-    TopKResponse,
-)
-from labeldp.accounting.events import DiscreteGaussian, PureDP
-from labeldp.private.binned import BinnedResponse
+from labeldp.core.events import DiscreteGaussian, PureDP
+from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, LaplaceNoise
+from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
+from labeldp.mechanisms.values import BinnedResponse
+from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 from labeldp.releases import NoisyLabels
 from labeldp.testing import ContractError, check_mechanism, check_randomizer
 
@@ -52,7 +45,7 @@ class SaysOneDoesAnother(RandomizedResponse):
 
     def sample(self, labels, rng):
         drawn = RandomizedResponse(self.epsilon * 1.02, self.num_classes).sample(labels, rng)
-        return NoisyLabels(self, drawn.answers.copy())
+        return NoisyLabels(self, drawn.responses.copy())
 
 
 class LooksAtTheNeighbour(RandomizedResponse):
@@ -60,7 +53,7 @@ class LooksAtTheNeighbour(RandomizedResponse):
 
     def sample(self, labels, rng):
         drawn = RandomizedResponse(self.epsilon, self.num_classes).sample(np.roll(labels, 1), rng)
-        return NoisyLabels(self, drawn.answers.copy())
+        return NoisyLabels(self, drawn.responses.copy())
 
 
 class LooksAtTheFirstRow(RandomizedResponse):
@@ -70,14 +63,14 @@ class LooksAtTheFirstRow(RandomizedResponse):
         shift = 0 if len(labels) == 0 else int(labels[0] > 0)
         epsilon = self.epsilon * (0.8 if shift else 1.0)
         drawn = RandomizedResponse(epsilon, self.num_classes).sample(labels, rng)
-        return NoisyLabels(self, drawn.answers.copy())
+        return NoisyLabels(self, drawn.responses.copy())
 
 
 class OneCoinForAll(RandomizedResponse):
     """Cheat 5: every row has the right law, but neighbouring rows share their coin."""
 
     def sample(self, labels, rng):
-        drawn = RandomizedResponse(self.epsilon, self.num_classes).sample(labels, rng).answers
+        drawn = RandomizedResponse(self.epsilon, self.num_classes).sample(labels, rng).responses
         moved = (drawn.astype(int) - labels) % self.num_classes
         moved[1::2] = moved[: 2 * (len(moved) // 2) : 2]
         return NoisyLabels(self, ((labels + moved) % self.num_classes).astype(drawn.dtype))
@@ -107,8 +100,8 @@ def test_cheats_are_caught(cheat, what):
 
 
 class WrongLikelihood(LaplaceOneHot):
-    def log_likelihood(self, answers):
-        return super().log_likelihood(answers) * 1.01
+    def log_likelihood(self, responses):
+        return super().log_likelihood(responses) * 1.01
 
 
 def test_a_likelihood_that_is_not_the_law_is_caught():

@@ -3,21 +3,20 @@
 An audit can catch a broken promise; it cannot prove that one is kept. The proof is in the mechanisms and the ledger.
 """
 
-from labeldp.audit.answers import audit_answers, audit_mechanism
 from labeldp.audit.folders import FolderAudit, audit_folder
-from labeldp.audit.observed import audit_observed
+from labeldp.audit.responses import audit_mechanism, audit_responses
 from labeldp.audit.result import AuditResult, Claim
 from labeldp.audit.selftest import self_test
-from labeldp.audit.training import audit_runs, audit_training
+from labeldp.audit.training import audit_observed, audit_runs, audit_training
 
 __all__ = [
     "AuditResult",
     "Claim",
     "FolderAudit",
-    "audit_answers",
     "audit_folder",
     "audit_mechanism",
     "audit_observed",
+    "audit_responses",
     "audit_runs",
     "audit_training",
     "self_test",

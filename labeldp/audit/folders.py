@@ -4,9 +4,9 @@ The folder says which recipe, at which ε and δ; the table it was trained on is
 one of two labels by a coin, all other rows what the folder's model predicts for them. So nothing here is computed from
 a true label: the result may be shown to anyone, and costs no privacy. What is audited is the recipe as it was run (its
 settings, its features, this version, this machine) and not the numbers in the folder, which had other labels: of those
-only an observational audit can speak, which needs true labels and a proxy (`labeldp.audit.observed`).
+only an observational audit can speak, which needs true labels and a proxy (`labeldp.audit.training`).
 
-Guesses are made from answers and moments that left the vault, not from the model alone; see `labeldp.audit.witness`.
+Guesses are made from answers and moments that left the vault, not from the model alone; see `labeldp.audit.training`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.accounting.ledger import Budget, worst_epsilon
-from labeldp.accounting.words import at_most
 from labeldp.audit.result import AuditResult, Claim, coins_of
-from labeldp.audit.training import audit_training
-from labeldp.audit.witness import WitnessValues, WitnessVault, by_answers, by_moments
-from labeldp.private.randomness import SecureRandom
+from labeldp.audit.training import WitnessValues, WitnessVault, audit_training, by_moments, by_responses
+from labeldp.core.ledger import Budget, worst_epsilon
+from labeldp.core.random import SecureRandom
 from labeldp.releases import FloatArray
+from labeldp.results.words import at_most
 
 if TYPE_CHECKING:
-    from labeldp.accounting.certificate import Certificate
-    from labeldp.artifacts.folder import Result
-    from labeldp.artifacts.models import Model
+    from labeldp.core.certificate import Certificate
+    from labeldp.results.folder import Result
+    from labeldp.results.training import Model
+
 
 AUDIT = "audit.json"
 # One run proves little at a larger δ (see docs/audit.md); the ledger's looks hold at every δ.
@@ -102,10 +102,10 @@ def audit_folder(
         seed: of the coins; never of noise.
         noise: makes the noise of each run: for tests of the audit, which plant bugs in it.
     """
-    from labeldp.artifacts.folder import MODEL, read
-    from labeldp.artifacts.models import rebuilt
-    from labeldp.artifacts.verifying import verify_folder
     from labeldp.data.request import TableError
+    from labeldp.results.folder import MODEL, read
+    from labeldp.results.training import rebuilt
+    from labeldp.results.verify import verify_folder
 
     result = read(folder)
     problems = verify_folder(folder)
@@ -140,7 +140,7 @@ def _claim(certificate: Certificate) -> Claim:
     delta = min(certificate.delta, _DELTA)
     groups = [group for group in certificate.groups if group.rows]
     worst = max(groups, key=lambda group: worst_epsilon((group,), delta))
-    return Claim(worst_epsilon(groups, delta), delta, worst.looks)
+    return Claim(worst_epsilon(groups, delta), delta, worst.queries)
 
 
 class _Again:
@@ -178,7 +178,7 @@ class _Again:
         ends = [0, -1] if self._numbers is not None else list(range(len(self._model.classes)))
         told = {
             "the model's preference": self._scores(predictor),
-            "the answers' likelihood": by_answers(vault.seen, len(labels), ends),
+            "the answers' likelihood": by_responses(vault.seen, len(labels), ends),
             "the moment, unmixed": by_moments(vault.seen, ends, self._known(labels), self._canary),
         }
         return {name: scores for name, scores in told.items() if scores is not None}, self._claim
@@ -187,7 +187,7 @@ class _Again:
         """What made-up labels add to each class of a moment: one, or for a number its shares of the two ends."""
         if self._numbers is None:
             return np.eye(len(self._model.classes))[labels]
-        from labeldp.estimators.regressor import scaled
+        from labeldp.estimator.regressor import scaled
 
         place = np.clip(scaled(self._numbers, self._model.estimator.bounds), -1, 1)
         return np.stack([np.maximum(-place, 0), np.maximum(place, 0)], axis=1)
@@ -197,7 +197,7 @@ class _Again:
         settings: dict[str, Any] = {"budget": Budget(story.epsilon, story.delta), "rng": self._noise()}
         if self._numbers is None:
             return WitnessVault(labels, len(self._model.classes), **settings)
-        from labeldp.estimators.regressor import grid_of, scaled
+        from labeldp.estimator.regressor import grid_of, scaled
 
         low, high = bounds = self._model.estimator.bounds
         numbers = np.where(self._canary, np.where(labels == 1, high, low), self._numbers)
@@ -206,9 +206,9 @@ class _Again:
     def _trained(self, vault: Any) -> Any:
         import torch
 
-        from labeldp.artifacts.models import Network
-        from labeldp.estimators import regressor
-        from labeldp.estimators.methods import METHODS, Job, public_seed
+        from labeldp.estimator import regressor
+        from labeldp.estimator.methods import METHODS, Job, public_seed
+        from labeldp.results.training import Network
 
         story, seed = self._result.story, int(self._run.get("seed", 0))
         self._model.estimator.random_state = seed
@@ -236,7 +236,7 @@ class _Again:
             )
 
     def _scores(self, predictor: Any) -> FloatArray:
-        from labeldp.estimators.methods import trains_net
+        from labeldp.estimator.methods import trains_net
 
         head = not trains_net(self._result.story.method)
         logits = predictor.logits(self._seen if head else self._shown).double().cpu().numpy()
@@ -247,9 +247,9 @@ class _Again:
 
 def _features(result: Result, model: Model, table: Path | str | None, delimiter: str | None) -> Any:
     """The rows that the folder was trained on, without their labels."""
-    from labeldp.artifacts.sources import NAMES, named_source
+    from labeldp.data.door import NAMES, named_source
+    from labeldp.data.files import adult_path
     from labeldp.data.request import TableError
-    from labeldp.data.samples import adult_path
 
     run = next(iter(result.run.values()))
     given = str(run.get("table", "")) if table is None else str(table)
@@ -272,7 +272,7 @@ def _features(result: Result, model: Model, table: Path | str | None, delimiter:
 
 
 def _columns(path: Path, model: Model, delimiter: str | None) -> Any:
-    from labeldp.artifacts.columns import column_names, conformed, read_public
+    from labeldp.data.door import column_names, conformed, read_public
 
     delimiter = "\t" if delimiter == r"\t" else delimiter
     texts = [column.name for column in model.columns or () if column.kind == "category"]

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from labeldp.accounting.certificate import Certificate
-from labeldp.accounting.events import Looks
-from labeldp.accounting.ledger import worst_epsilon
 from labeldp.audit.bounds import checked_confidence, lower_bound, p_value
+from labeldp.core.certificate import Certificate
+from labeldp.core.events import Queries
+from labeldp.core.ledger import worst_epsilon
 
 # Of audits alone: see `coins_of`.
 _APART = 0xA0D17
@@ -37,7 +37,7 @@ class Claim:
 
     epsilon: float
     delta: float = 0.0
-    looks: Looks = ()
+    queries: Queries = ()
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0 or not 0 <= self.delta < 1:
@@ -48,7 +48,7 @@ class Claim:
         """The claim of a certificate, with the looks of its worst row."""
         groups = [group for group in certificate.groups if group.rows]
         worst = max(groups, key=lambda group: worst_epsilon((group,), certificate.delta), default=None)
-        return cls(certificate.epsilon, certificate.delta, () if worst is None else worst.looks)
+        return cls(certificate.epsilon, certificate.delta, () if worst is None else worst.queries)
 
 
 class Attack(Protocol):

@@ -18,8 +18,8 @@ import numpy as np
 
 from labeldp.audit.result import AuditResult, Claim
 from labeldp.audit.training import Labels, audit_training
-from labeldp.private.randomness import SecureRandom
-from labeldp.private.vault import LabelVault
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
 from labeldp.releases import FloatArray
 
 _ROWS_OF_A_USER = 3
@@ -84,7 +84,7 @@ def self_test(
         scores = subject.scores(labels, vault, epsilon, delta)
         return scores, Claim.of(vault.certificate(delta))
 
-    from labeldp.learning.threads import one_thread
+    from labeldp.features.extract import one_thread
 
     zeros = np.zeros(rows or subject.rows, dtype=np.int64)
     with one_thread():
@@ -111,7 +111,7 @@ def subjects() -> dict[str, Subject]:
         "self-conv": Subject(200, False, False, functools.partial(_descent, "self_conv")),
         "lp-normal-sgd": Subject(2500, True, False, _lp_normal_sgd),
         "binned-regression": Subject(2000, False, True, _binned, _sealed_values),
-        "user-answers": Subject(1000, False, True, _user_answers, _sealed_users),
+        "user-answers": Subject(1000, False, True, _user_responses, _sealed_users),
         "user-gradients": Subject(1000, True, False, _user_gradients, _sealed_users),
     }
 
@@ -126,23 +126,23 @@ def _linear(rows: int, scale: float = 1.0) -> tuple[Any, Any]:
 
 
 def _logits(model: Any, inputs: Any) -> FloatArray:
-    from labeldp.learning.fit import predict
+    from labeldp.learning.train import predict
 
     return predict(model, inputs).double().cpu().numpy()
 
 
 def _fit() -> Any:
-    from labeldp.learning.fit import fit, sgd
+    from labeldp.learning.train import fit, sgd
 
     return functools.partial(fit, epochs=2, batch_size=50, optimizer=sgd(5.0, 0.0, 0.0))
 
 
 def _by_name(name: str, labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
     recipe = import_module(f"labeldp.recipes.{name.replace('-', '_')}")
-    return _on_answers(recipe.train, labels, vault, epsilon, delta)
+    return _on_responses(recipe.train, labels, vault, epsilon, delta)
 
 
-def _on_answers(train: Any, labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
+def _on_responses(train: Any, labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
     model, inputs = _linear(len(labels))
     return _logits(train(model, inputs, vault, epsilon=epsilon, fit=_fit()), inputs)
 
@@ -151,21 +151,21 @@ def _ssl_prior(labels: Labels, vault: LabelVault, epsilon: float, delta: float) 
     from labeldp.recipes import ssl_prior
 
     train = functools.partial(ssl_prior.train, clusters=np.arange(len(labels)), prior_epsilon=epsilon / 2)
-    return _on_answers(train, labels, vault, epsilon, delta)
+    return _on_responses(train, labels, vault, epsilon, delta)
 
 
 def _by_cluster(name: str, labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
     """Every row is a cluster of its own."""
     recipe = import_module(f"labeldp.recipes.{name}")
     train = functools.partial(recipe.train, clusters=np.arange(len(labels)))
-    return _on_answers(train, labels, vault, epsilon, delta)
+    return _on_responses(train, labels, vault, epsilon, delta)
 
 
 def _pate_fm(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
     from labeldp.learning.teachers import ridge_teachers
     from labeldp.recipes.pate_fm import Ballot, label
 
-    features, ballot = _features(len(labels)), Ballot(teachers=len(labels) // 4, queries=80, answers=40)
+    features, ballot = _features(len(labels)), Ballot(teachers=len(labels) // 4, queries=80, responses=40)
     found = label(
         lambda rows: ridge_teachers(features, features[rows], 2), vault, epsilon=epsilon, delta=delta, ballot=ballot
     )
@@ -175,8 +175,8 @@ def _pate_fm(labels: Labels, vault: LabelVault, epsilon: float, delta: float) ->
 
 
 def _moments(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
-    from labeldp.private.counts import GaussianNoise
-    from labeldp.private.moments import Moments
+    from labeldp.mechanisms.counts import GaussianNoise
+    from labeldp.mechanisms.moments import Moments
 
     ask = Moments(np.eye(len(labels)), 2, GaussianNoise.for_budget(epsilon, delta), radius=1.0, exact=False)
     return vault.release(ask).value.T
@@ -206,7 +206,7 @@ def _one_shot_prior(labels: Labels, vault: LabelVault, epsilon: float, delta: fl
 def _rounds(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
     from torch import nn
 
-    from labeldp.models.shared import with_head
+    from labeldp.models.zoo import with_head
     from labeldp.recipes import rounds, students
 
     features = _features(len(labels))
@@ -230,7 +230,7 @@ def _descent(denoiser: str, labels: Labels, vault: LabelVault, epsilon: float, d
 
 def _slow() -> Any:
     """Steps so small that the gradients stay what they were."""
-    from labeldp.learning.fit import sgd
+    from labeldp.learning.train import sgd
 
     return sgd(1e-4, 0.0, 0.0)
 
@@ -247,13 +247,13 @@ def _lp_normal_sgd(labels: Labels, vault: LabelVault, epsilon: float, delta: flo
 
 def _sealed_values(labels: Labels, rng: SecureRandom) -> LabelVault:
     """The two ends of a range of numbers."""
-    from labeldp.private.realvault import seal_values
+    from labeldp.mechanisms.values import seal_values
 
     return seal_values(10.0 * labels, 0.0, 10.0, levels=11, rng=rng)
 
 
 def _binned(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
-    from labeldp.private.realvault import ValueVault
+    from labeldp.mechanisms.values import ValueVault
     from labeldp.recipes.binned_regression import privatize_values
 
     assert isinstance(vault, ValueVault)
@@ -263,23 +263,23 @@ def _binned(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> 
 
 def _sealed_users(labels: Labels, rng: SecureRandom) -> LabelVault:
     """Three rows of every user, all with the user's label: the coin decides them together."""
-    from labeldp.private.users import UserVault
+    from labeldp.mechanisms.users import UserVault
 
     return UserVault(np.repeat(labels, _ROWS_OF_A_USER), np.repeat(np.arange(len(labels)), _ROWS_OF_A_USER), 2, rng=rng)
 
 
-def _user_answers(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
-    from labeldp.private.users import UserVault
+def _user_responses(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
+    from labeldp.mechanisms.users import UserVault
     from labeldp.recipes import user_level
 
     assert isinstance(vault, UserVault)
     model, inputs = _linear(len(vault))
-    trained = user_level.train_on_answers(model, inputs, vault, epsilon=epsilon, fit=_fit(), cap=_ROWS_OF_A_USER)
+    trained = user_level.train_on_responses(model, inputs, vault, epsilon=epsilon, fit=_fit(), cap=_ROWS_OF_A_USER)
     return _by_user(_logits(trained, inputs))
 
 
 def _user_gradients(labels: Labels, vault: LabelVault, epsilon: float, delta: float) -> FloatArray:
-    from labeldp.private.users import UserVault
+    from labeldp.mechanisms.users import UserVault
     from labeldp.recipes import labeldp_pro, user_level
 
     assert isinstance(vault, UserVault)

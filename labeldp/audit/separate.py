@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from labeldp.accounting import accountant
-from labeldp.accounting.events import Look, Looks, NonPrivate, PureDP
 from labeldp.audit.bounds import LARGEST, largest_true, share_at_least, share_at_most
 from labeldp.audit.result import Claim
+from labeldp.core import accountant
+from labeldp.core.events import NonPrivate, PureDP, Queries, Query
 
 # The noise is looked for between this many times as much and as little.
 _RANGE = 8.0
@@ -46,8 +46,8 @@ class Separate:
 
     >>> rng = np.random.default_rng(0)
     >>> coins = rng.choice([-1, 1], size=20_000)
-    >>> from labeldp.accounting.events import Gaussian
-    >>> claim = Claim(accountant.epsilon([Look(Gaussian(4.0, 2.0))], 1e-5), 1e-5, (Look(Gaussian(4.0, 2.0)),))
+    >>> from labeldp.core.events import Gaussian
+    >>> claim = Claim(accountant.epsilon([Query(Gaussian(4.0, 2.0))], 1e-5), 1e-5, (Query(Gaussian(4.0, 2.0)),))
     >>> honest, halved = (separate("a shift", coins, coins + rng.normal(size=20_000) * std) for std in (4.0, 2.0))
     >>> honest.bound(claim, 0.999) < claim.epsilon < halved.bound(claim, 0.999)
     True
@@ -65,7 +65,7 @@ class Separate:
 
     def p_value(self, claim: Claim) -> float:
         """The chance, at most, of guesses as good under the claim."""
-        broken = self._breaks(self._curve(claim.looks) if claim.looks else [(claim.epsilon, claim.delta)])
+        broken = self._breaks(self._curve(claim.queries) if claim.queries else [(claim.epsilon, claim.delta)])
         # The smallest level at which the claim is still broken; levels are searched by their logarithm.
         missed = -largest_true(lambda power: broken(10.0**-power), -math.log10(_LEAST_P))
         return 1.0 if missed == 0 else 10.0**missed
@@ -73,20 +73,20 @@ class Separate:
     def bound(self, claim: Claim, confidence: float) -> float:
         """ε of the claim's looks with as much less noise as the guesses prove."""
         missed = 1 - confidence
-        if not claim.looks:
+        if not claim.queries:
             return largest_true(lambda epsilon: self._breaks([(epsilon, claim.delta)])(missed), LARGEST)
 
         def proved(power: float) -> bool:
-            return self._breaks(self._curve(_scaled(claim.looks, 2.0**power)))(missed)
+            return self._breaks(self._curve(_scaled(claim.queries, 2.0**power)))(missed)
 
         end = math.log2(_RANGE)
         if not proved(-end):
             return 0.0
         factor = 2.0 ** largest_true(proved, end, -end, steps=12)
-        return accountant.epsilon(_scaled(claim.looks, factor), claim.delta)
+        return accountant.epsilon(_scaled(claim.queries, factor), claim.delta)
 
-    def _curve(self, looks: Looks) -> Curve:
-        return [(slope, accountant.delta(looks, slope)) for slope in self._slopes]
+    def _curve(self, queries: Queries) -> Curve:
+        return [(slope, accountant.delta(queries, slope)) for slope in self._slopes]
 
     def _breaks(self, curve: Curve) -> Callable[[float], bool]:
         """Whether this curve cannot explain the counts, as a function of the chance to be wrong about it."""
@@ -127,9 +127,9 @@ def _worth(signed: npt.NDArray[np.float64], at: float) -> float:
     return float(ndtri(np.clip(right, 1e-12, 1 - 1e-12)) - ndtri(np.clip(wrong, 1e-12, 1 - 1e-12)))
 
 
-def _scaled(looks: Looks, factor: float) -> Looks:
+def _scaled(queries: Queries, factor: float) -> Queries:
     """The same looks with `factor` times less noise."""
-    return tuple(Look(_less_noise(look.event, factor), look.times) for look in looks)
+    return tuple(Query(_less_noise(query.event, factor), query.times) for query in queries)
 
 
 def _less_noise(event: Any, factor: float) -> Any:

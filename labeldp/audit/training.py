@@ -10,20 +10,25 @@ claims. Three attackers look at the scores.
 - *Separate canaries* (only if the caller says that canaries do not touch each other): `labeldp.audit.separate`.
 
 A canary run has made-up labels in it: audit a rehearsal, never the model you will use. For that there is
-`labeldp.audit.observed`.
+`labeldp.audit.training`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from labeldp.audit.result import Attack, AuditResult, Claim, Guesses, coins_of, judged
 from labeldp.audit.separate import separate as separated
-from labeldp.releases import FloatArray
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.responses import Rounded
+from labeldp.mechanisms.values import ValueVault
+from labeldp.releases import FloatArray, NoisyLabels, NoisyMoments
 
 Labels = npt.NDArray[np.int64]
 # labels (n,) → scores (n, K), or several of them by name, and what the run claims to cost.
@@ -170,3 +175,189 @@ def _pairs(count: int, num_classes: int, chance: np.random.Generator) -> Labels:
         raise ValueError(f"num_classes={num_classes}: with fewer than two there is nothing to guess")
     first = chance.integers(num_classes, size=count)
     return np.stack([first, (first + chance.integers(1, num_classes, size=count)) % num_classes], axis=1)
+
+
+# --- observed --------------------
+#
+# Auditing a model that exists, without touching its training (Kalemaj et al. 2025).
+#
+# For each row draw a second label y′ from what is known of labels with these features (the *proxy*: a model trained on
+# other rows, a public rate). If true labels were drawn from the proxy too, then which of {y, y′} the model was trained on
+# is a fair coin, given the pair; and guessing it obeys the same bounds as a canary (`labeldp.audit.bounds`). Rows with
+# y = y′ tell nothing and are left out. Where the proxy's odds are wrong by a factor of e^τ at most, so are the coin's,
+# and the bound holds for ε + τ (shown for δ = 0).
+
+
+# A proxy that excludes a class would be certain about what nobody knows.
+_LEAST_CHANCE = 1e-4
+
+
+def audit_observed(
+    scores: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    proxy: npt.ArrayLike,
+    claim: Claim,
+    *,
+    proxy_error: float = 0.0,
+    confidence: float = 0.999,
+    seed: int | None = None,
+) -> AuditResult:
+    """A lower bound on ε of a model from its scores on the rows it was trained on, and their true labels.
+
+    Args:
+        scores: log-probabilities (or logits) of each class, (n, K).
+        labels: the true labels, (n,).
+        proxy: the chance of each class given the features, (n, K) or (K,), learnt without these labels.
+        claim: what was promised.
+        proxy_error: τ, how far off the proxy's log-odds may be; only for claims with δ = 0.
+        seed: of the second labels; never of noise.
+
+    >>> rng = np.random.default_rng(0)
+    >>> labels = rng.integers(2, size=4000)
+    >>> memorised = np.eye(2)[labels]
+    >>> audit_observed(memorised, labels, [0.5, 0.5], Claim(1.0), seed=0).contradicts
+    True
+    >>> audit_observed(rng.normal(size=(4000, 2)), labels, [0.5, 0.5], Claim(1.0), seed=0).contradicts
+    False
+    """
+    table, rng = np.asarray(scores, dtype=np.float64), coins_of(seed)
+    truth, chances = _checked(table, labels, proxy)
+    if proxy_error < 0 or (proxy_error > 0 and claim.delta > 0):
+        raise ValueError(f"proxy_error={proxy_error}: give a number ≥ 0, and 0 where the claim has a delta")
+    # The last class takes what rounding leaves.
+    second = (chances.cumsum(axis=1)[:, :-1] < rng.random((len(truth), 1))).sum(axis=1)
+    rows = np.flatnonzero(second != truth)
+    if not rows.size:
+        raise ValueError("the proxy is certain of every label, so there is nothing to guess; give one that is not")
+    coins = rng.integers(2, size=len(rows))
+    both = np.stack([truth[rows], second[rows]], axis=1)
+    # The coin says where the true label stands.
+    options = np.where(coins[:, None] == 0, both, both[:, ::-1])
+    told = preference(table, rows, options, table.shape)
+    beyond = preference(table - np.log(chances), rows, options, table.shape)
+    attacks = [
+        *guesses_of("the model's preference", coins, told),
+        *guesses_of("its preference beyond the proxy's", coins, beyond),
+    ]
+    # What a wrong proxy may give away is not held against the model.
+    loose = judged(replace(claim, epsilon=claim.epsilon + proxy_error), attacks, confidence, _assumes(proxy_error))
+    return replace(loose, epsilon=claim.epsilon, bound=max(0.0, loose.bound - proxy_error))
+
+
+def _assumes(error: float) -> str:
+    wrong = f", up to a factor of e^{error:g} in their odds" if error else ""
+    return f"labels are drawn from the proxy{wrong}"
+
+
+def _checked(
+    table: FloatArray, labels: npt.ArrayLike, proxy: npt.ArrayLike
+) -> tuple[npt.NDArray[np.int64], FloatArray]:
+    truth, chances = np.asarray(labels), np.asarray(proxy, dtype=np.float64)
+    if table.ndim != 2 or truth.shape != table.shape[:1] or truth.dtype.kind not in "iub":
+        raise ValueError(f"scores has shape {table.shape} and labels {truth.shape}; give (n, K) and n class numbers")
+    if chances.shape not in (table.shape, table.shape[1:]) or not (chances >= 0).all() or not chances.sum(-1).all():
+        raise ValueError(f"proxy has shape {chances.shape}; give chances ≥ 0 of shape {table.shape} or (K,)")
+    outside = int(np.count_nonzero((truth < 0) | (truth >= table.shape[1])))
+    if outside:
+        raise ValueError(f"{outside} labels are not among 0 … {table.shape[1] - 1}; give them as they were sealed")
+    # Clipped, then scaled to add up to one.
+    chances = np.maximum(np.broadcast_to(chances / chances.sum(-1, keepdims=True), table.shape), _LEAST_CHANCE)
+    return truth.astype(np.int64), chances / chances.sum(axis=1, keepdims=True)
+
+
+# --- witness --------------------
+#
+# A vault that remembers what it released, and what that says of every row: more than a trained model shows.
+#
+# The promise is about all that leaves a vault, so an attack may use all of it. From answers per row it takes their
+# likelihood, which is the best there is. From a noisy moment S = Σ_i v_i φ_i + noise of deviation s, whose v_i are fair
+# coins, it takes the best linear guess of each coin,
+#
+#     v̂_i = φ_iᵀ (Σ_j φ_j φ_jᵀ + s² I)⁻¹ S,
+#
+# with the sum over canaries, the known part of the others taken off.
+
+
+# As sure as any answer needs to be; keeps differences finite.
+_CERTAIN = 1e3
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """One answer of a vault: what was asked, about which rows (all when None), and what came out."""
+
+    question: Any = field(repr=False)
+    rows: Any = field(repr=False)
+    response: Any = field(repr=False)
+
+
+class _Remembers:
+    """Keeps every answer beside handing it out."""
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.seen: list[Released] = []
+
+    def release(self, mechanism: Any, rows: Any = None) -> Any:
+        """As the vault's."""
+        response = super().release(mechanism, rows)  # type: ignore[misc]
+        self.seen.append(Released(mechanism, rows, response))
+        return response
+
+
+class WitnessVault(_Remembers, LabelVault):
+    """A vault of classes that remembers its answers; for made-up labels only.
+
+    >>> from labeldp import RandomizedResponse
+    >>> vault = WitnessVault([0, 1, 1], 2)
+    >>> _ = vault.release(RandomizedResponse(1.0, 2))
+    >>> len(vault.seen), vault.certificate().epsilon
+    (1, 1.0)
+    """
+
+
+class WitnessValues(_Remembers, ValueVault):
+    """The same for numbers."""
+
+
+def by_responses(seen: Sequence[Released], num_rows: int, classes: Sequence[int]) -> FloatArray | None:
+    """log P(answers | class) of every row and each of these classes, (n, c); None where no row was answered by itself.
+
+    Rows may be answered several times; what was answered about a row adds up.
+    """
+    asked = [one for one in seen if isinstance(one.response, NoisyLabels)]
+    total = np.zeros((num_rows, len(classes)))
+    for one in asked:
+        index = np.arange(num_rows) if one.rows is None else np.arange(num_rows)[np.asarray(one.rows)]
+        total[index] += np.clip(one.response.log_likelihood()[:, list(classes)], -_CERTAIN, _CERTAIN)
+    return total if asked else None
+
+
+def by_moments(
+    seen: Sequence[Released], classes: Sequence[int], known: FloatArray, canary: npt.NDArray[np.bool_]
+) -> FloatArray | None:
+    """How much noisy moments speak for each of these classes in every row, (n, c); None where there are none.
+
+    Args:
+        classes: rows of the moments.
+        known: what the other rows, whose labels are made up, added to each of these classes in the mean, (n, c).
+        canary: which rows' labels are to be guessed.
+    """
+    found = [one for one in seen if isinstance(one.response, NoisyMoments) and one.rows is None]
+    if not found:
+        return None
+    return np.sum([_unmixed(one, classes, known, canary) for one in found], axis=0)
+
+
+def _unmixed(one: Released, classes: Sequence[int], known: FloatArray, canary: npt.NDArray[np.bool_]) -> FloatArray:
+    question: Any = one.question.inner if isinstance(one.question, Rounded) else one.question
+    left = one.response.value[list(classes)].astype(np.float64)
+    gram, done = np.zeros((left.shape[1],) * 2), 0
+    for block in question.chunks.read():
+        rows = np.asarray(block, dtype=np.float64)
+        here = slice(done, done := done + len(rows))
+        left -= np.where(canary[here, None], 0.0, known[here]).T @ rows
+        gram += rows[canary[here]].T @ rows[canary[here]]
+    gram[np.diag_indices_from(gram)] += max(one.response.noise_std, 1e-6) ** 2
+    weight = np.linalg.solve(gram, left.T)
+    return np.concatenate([np.asarray(block, dtype=np.float64) @ weight for block in question.chunks.read()])

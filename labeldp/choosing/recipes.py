@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from labeldp.choosing.worth import answer_labels, distance, moment_labels, pure_distance, vote_labels
+from labeldp.choosing.worth import distance, moment_labels, pure_distance, response_labels, vote_labels
 
 MODALITIES = ("images", "table", "text", "embeddings")
 # Directions that features offer where none is named: patch dictionaries and hashed tables have as many as one likes.
@@ -95,11 +95,11 @@ def _moment(share: float) -> Worth:
     return worth
 
 
-def _answers(gain: float) -> Worth:
+def _responses(gain: float) -> Worth:
     """One answer per row; a prior makes the answers worth `gain` times as much."""
 
     def worth(case: Case, epsilon: float) -> float:
-        return min(float(case.num_rows), gain * answer_labels(case.num_rows, case.num_classes, epsilon))
+        return min(float(case.num_rows), gain * response_labels(case.num_rows, case.num_classes, epsilon))
 
     return worth
 
@@ -108,8 +108,8 @@ def _moment_then_answers(case: Case, epsilon: float) -> float:
     """Both looks' worth, at the best of some splits: as if the head's knowledge and the answers' only added up."""
     if math.isinf(epsilon):
         return float(case.num_rows)
-    moment, answers = _moment(1.0), _answers(_PRIOR_GAIN)
-    both = (moment(case, part * epsilon) + answers(case, (1 - part) * epsilon) for part in _PARTS)
+    moment, responses = _moment(1.0), _responses(_PRIOR_GAIN)
+    both = (moment(case, part * epsilon) + responses(case, (1 - part) * epsilon) for part in _PARTS)
     return min(float(case.num_rows), max(both))
 
 
@@ -148,13 +148,13 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("cluster_votes", "labeldp.recipes.cluster_votes.train", "gives every cluster of public features its noisy "
            "majority class", _votes, "head", pure=True),
     Recipe("forward", "labeldp.recipes.forward.train", "asks every row for one randomized answer and fits the "
-           "likelihood of the answers (LP-1ST)", _answers(1.0), "net", pure=True),
+           "likelihood of the answers (LP-1ST)", _responses(1.0), "net", pure=True),
     Recipe("lp_mst", "labeldp.recipes.lp_mst.train", "asks the rows in stages, each among the classes that the model "
-           "so far finds plausible (LP-2ST)", _answers(_PRIOR_GAIN), "net", pure=True),
+           "so far finds plausible (LP-2ST)", _responses(_PRIOR_GAIN), "net", pure=True),
     Recipe("ssl_prior", "labeldp.recipes.ssl_prior.train", "counts classes per cluster of public features and asks "
-           "every row among the plausible ones", _answers(1.2), "net", pure=True),
+           "every row among the plausible ones", _responses(1.2), "net", pure=True),
     Recipe("alibi", "labeldp.recipes.alibi.train", "asks every row for a noisy vector and turns it into a soft label",
-           _answers(0.8), "net", pure=True),
+           _responses(0.8), "net", pure=True),
     Recipe("labeldp_pro", "labeldp.recipes.labeldp_pro.train", "descends on noisy gradients, projected onto what the "
            "public features allow", _gradients(0.12, 0.6), "net", pure=False, needs_delta=True),
     Recipe("dp_sgd", "labeldp.recipes.labeldp_pro.train", "descends on noisy gradients", _gradients(0.1, 0.5), "net",

@@ -8,9 +8,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from labeldp.data import parquetfile
-from labeldp.data.csvfile import checked_delimiter
-from labeldp.data.csvscan import Header, Records, read_header, scan
+from labeldp.data import parquet
+from labeldp.data.csv import Header, Records, checked_delimiter, read_header, scan
 from labeldp.data.request import TableError, listed
 
 # A column of categories becomes several numbers, one-hot or hashed; how many is guessed rather than counted.
@@ -29,7 +28,7 @@ class Shape:
 def public_shape(path: Path, label: str, delimiter: str | None = None) -> Shape:
     """Of a Parquet file from its footer, of a CSV file by counting its records.
 
-    >>> from labeldp.data.samples import adult_path
+    >>> from labeldp.data.files import adult_path
     >>> public_shape(adult_path(), "income")
     Shape(num_rows=32561, columns=14, feature_dim=134)
     """
@@ -42,7 +41,7 @@ def public_shape(path: Path, label: str, delimiter: str | None = None) -> Shape:
 
 def _parquet_shape(path: Path, label: str) -> Shape:
     try:
-        file = parquetfile.opened(path)
+        file = parquet.opened(path)
     except (pa.ArrowException, UnicodeError) as error:
         # Its message may quote what it stumbled over.
         kind = type(error).__name__

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from labeldp.accounting.gaussian import gaussian_mu
+from labeldp.core.gaussian import gaussian_mu
 
 # Directions of the features that pay, per unit of nμ/K: what rehearsals chose, 16 at ε = 0.01 to 512 at ε = 0.5 on
 # Fashion-MNIST, 64 at 0.05 to 1,500 at 1 on CIFAR-10.
@@ -31,10 +31,10 @@ def distance(epsilon: float, delta: float) -> float:
     return math.inf if math.isinf(epsilon) else gaussian_mu(epsilon, delta)
 
 
-def answer_labels(num_rows: float, num_classes: float, epsilon: float) -> float:
+def response_labels(num_rows: float, num_classes: float, epsilon: float) -> float:
     """Clean labels that one randomized response per row is worth (Ghazi et al. 2021 for the law; variance debiased).
 
-    >>> round(answer_labels(60_000, 10, 1.0)), round(answer_labels(60_000, 10, 0.1))
+    >>> round(response_labels(60_000, 10, 1.0)), round(response_labels(60_000, 10, 0.1))
     (1430, 7)
     """
     gain = math.expm1(min(epsilon, _LARGEST))
@@ -84,7 +84,7 @@ def crossing(num_rows: int, num_classes: int, delta: float, width: float) -> flo
     def lead(log_epsilon: float) -> float:
         epsilon = math.exp(log_epsilon)
         moment = moment_labels(num_rows, num_classes, distance(epsilon, delta), width)
-        return math.log(moment) - math.log(answer_labels(num_rows, num_classes, epsilon))
+        return math.log(moment) - math.log(response_labels(num_rows, num_classes, epsilon))
 
     low, high = math.log(_LEAST_EPSILON), math.log(_MOST_EPSILON)
     if lead(low) <= 0 or lead(high) >= 0:

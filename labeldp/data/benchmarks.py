@@ -17,14 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labeldp.accounting.ledger import Budget
-from labeldp.data import official as facts
-from labeldp.data.census import read_adult
-from labeldp.data.imagefiles import read_cifar, read_folders, read_idx
-from labeldp.data.locate import CorruptDataError, MissingDataError, Official
-from labeldp.data.ratings import read_ratings
+from labeldp.core.ledger import Budget
+from labeldp.core.random import SecureRandom
+from labeldp.data import files
+from labeldp.data.files import CorruptDataError, MissingDataError, Official
+from labeldp.data.image_files import read_cifar, read_folders, read_idx
 from labeldp.data.splits import Benchmark, Columns, Images, Pairs, refusing, seal
-from labeldp.private.randomness import SecureRandom
+from labeldp.data.table_files import read_adult, read_ratings
 
 __all__ = [
     "Benchmark",
@@ -53,7 +52,7 @@ def mnist(
     *,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.MNIST,
+    official: Official = files.MNIST,
 ) -> Benchmark[Images]:
     """Handwritten digits, 60,000 + 10,000 images (1, 28, 28), 10 classes.
 
@@ -68,7 +67,7 @@ def fashion_mnist(
     *,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.FASHION_MNIST,
+    official: Official = files.FASHION_MNIST,
 ) -> Benchmark[Images]:
     """Articles of clothing, 60,000 + 10,000 images (1, 28, 28), 10 classes.
 
@@ -84,7 +83,7 @@ def kmnist(
     *,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.KMNIST,
+    official: Official = files.KMNIST,
 ) -> Benchmark[Images]:
     """Cursive Japanese characters, 60,000 + 10,000 images (1, 28, 28), 10 classes.
 
@@ -99,7 +98,7 @@ def cifar10(
     *,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.CIFAR10,
+    official: Official = files.CIFAR10,
 ) -> Benchmark[Images]:
     """Small colour photographs, 50,000 + 10,000 images (3, 32, 32), 10 classes.
 
@@ -117,7 +116,7 @@ def cifar100(
     *,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.CIFAR100,
+    official: Official = files.CIFAR100,
 ) -> Benchmark[Images]:
     """Small colour photographs, 50,000 + 10,000 images (3, 32, 32), 100 fine classes.
 
@@ -135,7 +134,7 @@ def cinic10(
     *,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.CINIC10,
+    official: Official = files.CINIC10,
 ) -> Benchmark[Images]:
     """CIFAR-10's classes from CIFAR-10 and ImageNet: train 90,000, test 90,000 images (3, 32, 32).
 
@@ -153,7 +152,7 @@ def movielens_1m(
     *,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.MOVIELENS_1M,
+    official: Official = files.MOVIELENS_1M,
 ) -> Benchmark[Pairs]:
     """A million film ratings: class c is c + 1 stars. A fixed random 80/20 split.
 
@@ -168,7 +167,7 @@ def adult(
     *,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.ADULT,
+    official: Official = files.ADULT,
 ) -> Benchmark[Columns]:
     """Census income, 32,561 + 16,281 rows, 6 numeric and 8 categorical columns, label: above 50K.
 
@@ -193,7 +192,7 @@ def criteo_attribution(
     test_users: int = 50_000,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.CRITEO_ATTRIBUTION,
+    official: Official = files.CRITEO_ATTRIBUTION,
 ) -> Benchmark[Columns]:
     """Clicked advertisements; label: the purchase was credited to this, the last, click.
 
@@ -203,7 +202,7 @@ def criteo_attribution(
     E. Diemert, J. Meynet, P. Galland and D. Lefortier, "Attribution Modeling Increases Efficiency of Bidding in
     Display Advertising", 2017.
     """
-    from labeldp.data.attribution import read_attribution
+    from labeldp.data.table_files import read_attribution
 
     parts = read_attribution(official, root, train_users=train_users, test_users=test_users)
     return seal(official.name, official.classes, *parts, rng=rng, budget=budget)

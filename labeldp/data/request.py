@@ -11,17 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.accounting.events import PureDP
-from labeldp.accounting.ledger import Group, Ledger, merge_disjoint
-from labeldp.private.randomizers import (
-    BitFlip,
-    LaplaceOneHot,
-    PriorResponse,
-    RandomizedResponse,
-    TopKResponse,
-)
-from labeldp.private.randomness import SecureRandom
-from labeldp.private.vault import LabelVault
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Group, Ledger, merge_disjoint
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
+from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 from labeldp.releases import FloatArray, NoisyLabels
 
 FORMAT = "labeldp-table/1"
@@ -192,7 +187,7 @@ class Sealer:
     def __post_init__(self) -> None:
         self.groups = Ledger(0).charge(self.request.event).groups()
 
-    def answer(self, codes: Codes, missing: int, prior: FloatArray | None = None) -> NoisyLabels:
+    def response(self, codes: Codes, missing: int, prior: FloatArray | None = None) -> NoisyLabels:
         """Private answers for labels 0 … K − 1; −1 stands for the `missing` ones and the undeclared ones."""
         self.rows += len(codes)
         undeclared = int(np.count_nonzero(codes < 0)) - missing

@@ -10,10 +10,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.accounting.ledger import Budget
-from labeldp.data.locate import CorruptDataError
-from labeldp.private.randomness import SecureRandom
-from labeldp.private.vault import LabelVault
+from labeldp.core.ledger import Budget
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.data.files import CorruptDataError
 
 Images = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int64]

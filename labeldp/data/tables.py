@@ -6,8 +6,11 @@ private answers come out; features are copied as they are.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,16 +18,135 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from labeldp.accounting.certificate import Certificate, certify, verify
-from labeldp.accounting.certificate import read as read_certificate
-from labeldp.accounting.events import Look, PureDP
-from labeldp.accounting.journal import Journal
-from labeldp.data import csvfile, parquetfile
-from labeldp.data.publish import certificate_path, publishing
+from labeldp.budgets.journal import Journal, flush
+from labeldp.core.certificate import Certificate, certify, verify
+from labeldp.core.certificate import read as read_certificate
+from labeldp.core.events import PureDP, Query
+from labeldp.core.random import SecureRandom
+from labeldp.data import csv, parquet
 from labeldp.data.request import FORMAT, Report, Request, Sealer, TableError, checked
-from labeldp.private.randomizers import law_from_description
-from labeldp.private.randomness import SecureRandom
-from labeldp.releases import FloatArray, Law, NoisyLabels
+from labeldp.mechanisms.responses import channel_from_description
+from labeldp.releases import Channel, FloatArray, NoisyLabels
+
+# --- publish --------------------
+#
+# All or nothing: an artifact and its certificate appear together under their names, or neither does.
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
+
+
+def certificate_path(target: Path | str) -> Path:
+    """Where the certificate of this artifact lies: beside it, with `.certificate.json` added to its name."""
+    target = Path(target)
+    return target.with_name(target.name + ".certificate.json")
+
+
+@dataclass
+class Draft:
+    """An artifact in the making. Write `path`, then `seal` it; leaving the block publishes both files."""
+
+    target: Path
+    path: Path
+    certificate: Certificate | None = None
+
+    def seal(self, certificate: Certificate) -> Certificate:
+        """Bind this certificate to the file as it now is, under the name it will have."""
+        self.certificate = certificate.about(self.path, name=self.target.name)
+        return self.certificate
+
+
+@contextmanager
+def publishing(target: Path) -> Iterator[Draft]:
+    """A draft in the target's folder, published when the block ends and removed when it fails.
+
+    Nothing is ever overwritten. The certificate is published first, so the artifact never stands without
+    one. Files go to the disk before they get their names. Only a killed process can leave something: a
+    hidden file `.NAME.….part`, which holds private answers and may be deleted.
+    """
+    _refuse_existing(target)
+    stem = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    draft = Draft(target, Path(f"{stem}.part"))
+    note = Path(f"{stem}.certificate.part")
+    try:
+        _create(draft.path)
+        yield draft
+        _write_certificate(draft, note)
+        _publish(draft, note)
+    except OSError as error:
+        raise TableError(_explain(error, target)) from None
+    finally:
+        _remove(draft.path, note)
+
+
+def _refuse_existing(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise TableError(f"the folder of target={str(target)!r} does not exist; create it first")
+    for path in (target, certificate_path(target)):
+        if os.path.lexists(path):
+            raise TableError(f"{str(path)!r} exists already and is never overwritten; move it or choose another target")
+
+
+def _create(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+
+
+def _write_certificate(draft: Draft, note: Path) -> None:
+    if draft.certificate is None:
+        raise RuntimeError("the draft was never sealed; call draft.seal(certificate) at the end of the block")
+    _create(note)
+    draft.certificate.write(note)
+
+
+def _publish(draft: Draft, note: Path) -> None:
+    flush(draft.path)
+    flush(note)
+    certificate = certificate_path(draft.target)
+    try:
+        _name(note, certificate)
+        _name(draft.path, draft.target)
+        flush(draft.target.parent)
+    except BaseException:
+        # An interrupt can fall between any two lines: take back what is ours, the artifact first.
+        _take_back(draft.path, draft.target)
+        _take_back(note, certificate)
+        raise
+
+
+def _take_back(path: Path, final: Path) -> None:
+    """Remove `final` if it is this draft's file (linked, or renamed away) and not somebody else's."""
+    with suppress(OSError):
+        if not path.exists() or path.samefile(final):
+            final.unlink()
+
+
+def _name(path: Path, final: Path) -> None:
+    """Give the file its final name, atomically, and fail if the name is taken."""
+    try:
+        os.link(path, final)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # No hard links here (exFAT, some network shares): reserve the name, then rename onto the reservation.
+        _create(final)
+        os.replace(path, final)
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _explain(error: OSError, target: Path) -> str:
+    if error.errno in _NO_ROOM:
+        return f"no room for target={str(target)!r} ({os.strerror(error.errno or 0)}); free some and try again"
+    if isinstance(error, FileExistsError):
+        return f"target={str(target)!r} or its certificate appeared meanwhile; nothing was overwritten"
+    reason = os.strerror(error.errno) if error.errno else type(error).__name__
+    return f"target={str(target)!r} cannot be written ({reason}); nothing was left behind"
+
 
 __all__ = ["PrivateTable", "TableError", "certificate_path", "privatize", "read_private", "verify_file"]
 
@@ -139,10 +261,10 @@ def _opened(source: Path, target: Path, request: Request, delimiter: str | None)
     if os.path.exists(target) and source.samefile(target):
         raise TableError(f"target={str(target)!r} is the source itself; choose another target")
     if _format(source, "source") == "CSV":
-        return csvfile.open_csv(source, request, delimiter)
+        return csv.open_csv(source, request, delimiter)
     if delimiter is not None:
         raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
-    return parquetfile.open_parquet(source, request)
+    return parquet.open_parquet(source, request)
 
 
 def _format(path: Path, argument: str) -> str:
@@ -182,11 +304,11 @@ def read_private(path: Path | str) -> PrivateTable:
     certificate = _certificate_beside(path)
     if _format(path, "path") == "CSV":
         public = _known((certificate and certificate.release) or None, path)
-        features, answers, prior = csvfile.read_csv(path, _request(public), str(public.get("delimiter")))
+        features, responses, prior = csv.read_csv(path, _request(public), str(public.get("delimiter")))
     else:
-        public = _known(parquetfile.read_public(path), path)
-        features, answers, prior = parquetfile.read_parquet(path, _request(public))
-    labels = NoisyLabels(_law(_request(public), public["mechanism"], prior, len(answers)), answers)
+        public = _known(parquet.read_public(path), path)
+        features, responses, prior = parquet.read_parquet(path, _request(public))
+    labels = NoisyLabels(_channel(_request(public), public["mechanism"], prior, len(responses)), responses)
     return PrivateTable(features, labels, public["label"], tuple(public["classes"]), certificate)
 
 
@@ -209,26 +331,26 @@ def _known(public: Mapping[str, Any] | None, path: Path) -> Mapping[str, Any]:
 
 def _request(public: Mapping[str, Any]) -> Request:
     try:
-        law = public["mechanism"]
+        channel = public["mechanism"]
         return checked(
             public["label"],
             public["classes"],
             public["epsilon"],
-            mechanism=law["mechanism"],
+            mechanism=channel["mechanism"],
             prior_columns=public["prior_columns"],
-            k=law.get("k"),
+            k=channel.get("k"),
         )
     except (KeyError, TypeError, AttributeError):
         raise TableError("the public parameters of the table are incomplete; it was changed after privatize") from None
 
 
-def _law(request: Request, description: Mapping[str, Any], prior: FloatArray | None, rows: int) -> Law:
+def _channel(request: Request, description: Mapping[str, Any], prior: FloatArray | None, rows: int) -> Channel:
     try:
         if prior is None:
-            return law_from_description(description)
+            return channel_from_description(description)
         # A law of no rows cannot state its own k, so it is cut from a law of one.
         known = prior if rows else request.uniform_prior(1)
-        return law_from_description({**description, "rows": len(known)}, known).take(np.arange(rows))
+        return channel_from_description({**description, "rows": len(known)}, known).take(np.arange(rows))
     except ValueError as error:
         raise TableError(f"the law of the table cannot be rebuilt: {error}") from None
 
@@ -294,10 +416,10 @@ def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
 
 def _epsilon_problems(certificate: Certificate, public: dict[str, Any]) -> list[str]:
     """Every epsilon in it must be the one of the one look that a privatized table is."""
-    law = public.get("mechanism")
-    stated = {public.get("epsilon"), law.get("epsilon") if isinstance(law, dict) else None, certificate.epsilon}
-    looks = (Look(PureDP(certificate.epsilon)),)
-    if len(stated) > 1 or any(group.looks != looks for group in certificate.groups):
+    channel = public.get("mechanism")
+    stated = {public.get("epsilon"), channel.get("epsilon") if isinstance(channel, dict) else None, certificate.epsilon}
+    queries = (Query(PureDP(certificate.epsilon)),)
+    if len(stated) > 1 or any(group.queries != queries for group in certificate.groups):
         return ["the certificate does not give one epsilon throughout: claim, ledger, release and mechanism differ"]
     return []
 
@@ -305,10 +427,8 @@ def _epsilon_problems(certificate: Certificate, public: dict[str, Any]) -> list[
 def _content_problems(certificate: Certificate, public: dict[str, Any], artifact: Path) -> list[str]:
     try:
         is_text = _format(artifact, "artifact") == "CSV"
-        rows = (
-            csvfile.count_rows(artifact, str(public.get("delimiter"))) if is_text else parquetfile.count_rows(artifact)
-        )
-        inside = public if is_text else parquetfile.read_public(artifact)
+        rows = csv.count_rows(artifact, str(public.get("delimiter"))) if is_text else parquet.count_rows(artifact)
+        inside = public if is_text else parquet.read_public(artifact)
     except TableError as error:
         return [f"the artifact cannot be read: {error}"]
     problems: list[str] = []

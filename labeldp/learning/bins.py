@@ -79,10 +79,10 @@ def expected_loss(
     0.1875
     """
     weights, values, odds = _checked(histogram, grid_values, epsilon)
-    answers, own = np.asarray(outputs, dtype=np.float64), np.asarray(bins)
-    losses = _losses(loss, answers, values) * weights
+    responses, own = np.asarray(outputs, dtype=np.float64), np.asarray(bins)
+    losses = _losses(loss, responses, values) * weights
     total = (1.0 - odds) * losses[own, np.arange(len(values))].sum() + odds * losses.sum()
-    return float(total / (1.0 + (len(answers) - 1) * odds))
+    return float(total / (1.0 + (len(responses) - 1) * odds))
 
 
 def nearest_distribution(counts: npt.ArrayLike, total: float) -> FloatArray:

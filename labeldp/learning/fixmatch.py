@@ -4,7 +4,7 @@
     with q_u = softmax(model(weak(x_u)) / T), through which no gradient goes
 
 K. Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", 2020. `fixmatch` has
-the face of `labeldp.learning.fit.fit`, so every recipe with a `fit` argument can train by it: the private labels enter
+the face of `labeldp.learning.train.fit`, so every recipe with a `fit` argument can train by it: the private labels enter
 through the objective alone, hard or soft, weighted, or by their likelihood.
 """
 
@@ -18,16 +18,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from labeldp.learning.ahead import Ahead, in_batches
-from labeldp.learning.augment import Augment
-from labeldp.learning.averaged import Averaged
-from labeldp.learning.cache import content_key
-from labeldp.learning.fit import Inputs, MakeOptimizer
-from labeldp.learning.loop import minimise
-from labeldp.learning.objectives import Objective
-from labeldp.learning.schedules import Schedule
-from labeldp.learning.strong_views import strong_view, weak_view
-from labeldp.models.shared import checked_count
+from labeldp.features.augment import Augment, strong_view, weak_view
+from labeldp.features.cache import content_key
+from labeldp.learning.evidence import Objective
+from labeldp.learning.train import Ahead, Averaged, Inputs, MakeOptimizer, Schedule, in_batches, minimise
+from labeldp.models.zoo import checked_count
 
 
 def fixmatch(

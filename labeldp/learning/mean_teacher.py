@@ -9,7 +9,7 @@ A. Tarvainen and H. Valpola, "Mean teachers are better role models", 2017, with 
 al. 2020 and a target that knows the label. For the likelihood of an answer, −log Σ_c softmax(z)_c·P(answer | c), the
 gradient in the second line is q − r with r_c ∝ q_c·P(answer | c): r is the posterior with the teacher as prior, and
 the last term is expectation-maximisation with the averaged network as the expectation. For the cross-entropy to a
-target t it is q − t, and r = t. So `mean_teacher` has the face of `labeldp.learning.fit.fit`, and every recipe with a
+target t it is q − t, and r = t. So `mean_teacher` has the face of `labeldp.learning.train.fit`, and every recipe with a
 `fit` argument can train by it.
 
 Rows cost four passes forward (one for the teacher, three for a step), where FixMatch with seven unlabelled rows to a
@@ -29,16 +29,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import log_softmax
 
-from labeldp.learning.ahead import Ahead, in_batches
-from labeldp.learning.augment import Augment
-from labeldp.learning.averaged import Averaged
-from labeldp.learning.cache import content_key
-from labeldp.learning.fit import Inputs, sgd
-from labeldp.learning.loop import minimise
-from labeldp.learning.objectives import Objective
-from labeldp.learning.schedules import one_cycle
-from labeldp.learning.strong_views import learned_view, weak_view
-from labeldp.models.shared import checked_count
+from labeldp.features.augment import Augment, learned_view, weak_view
+from labeldp.features.cache import content_key
+from labeldp.learning.evidence import Objective
+from labeldp.learning.train import Ahead, Averaged, Inputs, in_batches, minimise, one_cycle, sgd
+from labeldp.models.zoo import checked_count
 
 
 def mean_teacher(
@@ -143,7 +138,7 @@ class _Taught(Averaged):
 def told(beliefs: Tensor, objective: Objective, rows: Tensor) -> Tensor:
     """r = q − ∂ objective / ∂ log q, (b, K), brought back to probabilities where weights above 1 push it out.
 
-    >>> from labeldp.learning.targets import forward_loss
+    >>> from labeldp.learning.evidence import forward_loss
     >>> likelihood = torch.tensor([[0.8, 0.2]])
     >>> told(torch.tensor([[0.5, 0.5]]), lambda z, rows: forward_loss(z, likelihood[rows].log()), torch.tensor([0]))
     tensor([[0.8000, 0.2000]])

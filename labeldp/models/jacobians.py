@@ -12,12 +12,11 @@ from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vjp, vmap  # pyright: ignore[reportPrivateImportUsage]
+from torch.func import functional_call, grad, jvp, vjp, vmap
 from torch.nn.modules.dropout import _DropoutNd
 
-from labeldp.models.layer_gradients import full_precision, pieces, table
-from labeldp.models.layer_plans import plan_for, rows_at_once
-from labeldp.models.per_example import Inputs, Loss, refuse_batch_norm
+from labeldp.mechanisms.gradients.layers import Loss, full_precision, pieces, plan_for, rows_at_once, table
+from labeldp.mechanisms.gradients.per_example import Inputs, refuse_batch_norm
 
 Parameters = dict[str, Tensor]
 
@@ -103,7 +102,7 @@ def logit_gradients(loss: Loss, logits: Tensor) -> Tensor:
 
     For the cross-entropy softmax(z_i) − e_k.
 
-    >>> from labeldp.models.per_example import cross_entropy
+    >>> from labeldp.mechanisms.gradients.per_example import cross_entropy
     >>> logit_gradients(cross_entropy, torch.zeros(1, 2))
     tensor([[[-0.5000,  0.5000],
              [ 0.5000, -0.5000]]])

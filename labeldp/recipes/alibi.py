@@ -11,10 +11,10 @@ from pathlib import Path
 
 from torch import nn
 
-from labeldp.learning.fit import Inputs
-from labeldp.learning.objectives import self_posterior
-from labeldp.private.randomizers import LaplaceOneHot
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import self_posterior
+from labeldp.learning.train import Inputs
+from labeldp.mechanisms.vectors import LaplaceOneHot
 from labeldp.recipes.common import Fit, train_once
 
 

@@ -1,6 +1,6 @@
 """AugDescent on private labels: two networks judge which answers to believe (Tang et al. 2022, Algorithm 6).
 
-    ỹ = randomized response at ε;   then `labeldp.learning.corefinement.co_refine` (Li et al. 2020; Nishi et al. 2021)
+    ỹ = randomized response at ε;   then `labeldp.learning.dividemix.co_refine` (Li et al. 2020; Nishi et al. 2021)
 
 Which labels are used is decided anew in every epoch, so it is not bound to first guesses as `denoise_ssl` is. It needs
 enough right answers to start from: for ten classes and 50,000 rows, ε of about 1 and more.
@@ -16,17 +16,17 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from labeldp.learning.mixtures import by_response
-from labeldp.learning.semisupervised import Labels, as_labels, from_classes
-from labeldp.private.randomizers import RandomizedResponse
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.learning.dividemix import by_response
+from labeldp.learning.evidence import Labels, as_labels, from_classes
+from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes.common import ask, check_rows, checkpoint_of, device_of, in_folder
 from labeldp.recipes.one_shot import OneShot
 from labeldp.releases import NoisyLabels
 
 
 class Refine(Protocol):
-    """`labeldp.learning.corefinement.co_refine` with its settings bound."""
+    """`labeldp.learning.dividemix.co_refine` with its settings bound."""
 
     def __call__(self, model: nn.Module, inputs: Tensor, labels: Labels, /, **settings: Any) -> nn.Module:
         """Train and return both networks as one model."""

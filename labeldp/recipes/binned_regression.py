@@ -18,15 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from labeldp.accounting.events import PureDP
-from labeldp.accounting.ledger import check_budget
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import check_budget
+from labeldp.core.vault import checked_epsilon, checked_integer
 from labeldp.learning.bins import Loss, expected_loss, nearest_distribution, optimal_bins
-from labeldp.learning.fit import Inputs
-from labeldp.learning.objectives import on_values
-from labeldp.private.binned import Binned, BinnedResponse, NoisyValues
-from labeldp.private.counts import GroupCounts, LaplaceNoise
-from labeldp.private.realvault import ValueVault
-from labeldp.private.shared import checked_epsilon, checked_integer
+from labeldp.learning.evidence import on_values
+from labeldp.learning.train import Inputs
+from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
+from labeldp.mechanisms.values import Binned, BinnedResponse, NoisyValues, ValueVault
 from labeldp.recipes.common import Fit, check_rows, device_of
 from labeldp.releases import FloatArray, NoisyLabels
 
@@ -49,7 +48,7 @@ def privatize_values(
     `histogram` is the distribution over the vault's levels where it is public knowledge, and then nothing is
     spent on it. Otherwise it is counted in at most `cells` equal intervals, for at most `histogram_share` of ε.
 
-    >>> from labeldp.private.realvault import seal_values
+    >>> from labeldp.mechanisms.values import seal_values
     >>> vault = seal_values(np.random.default_rng(0).exponential(size=5000), low=0, high=10)
     >>> noisy = privatize_values(vault, epsilon=1.0)
     >>> noisy.values().shape, vault.certificate().epsilon
@@ -140,7 +139,7 @@ def posterior_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None)
     model trained on them; `unbiased_values` do not, for a larger variance.
     """
     levels, prior = _levels_and_prior(noisy, histogram)
-    return (_every_bin(noisy).posterior(prior) @ levels)[noisy.answers]
+    return (_every_bin(noisy).posterior(prior) @ levels)[noisy.responses]
 
 
 def unbiased_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None) -> FloatArray:
@@ -156,12 +155,12 @@ def unbiased_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None) 
     member = estimate > 0
     weights = member * prior
     centres = np.divide(weights @ levels, weights.sum(axis=1), out=np.zeros(len(member)), where=member.any(axis=1))
-    return (estimate @ (member.T @ centres))[noisy.answers]
+    return (estimate @ (member.T @ centres))[noisy.responses]
 
 
 def _every_bin(noisy: NoisyValues) -> NoisyLabels:
     """The release of one row for every possible answer: its law depends on the row through the answer alone."""
-    return NoisyLabels(noisy.law, np.arange(len(noisy.outputs)))
+    return NoisyLabels(noisy.channel, np.arange(len(noisy.outputs)))
 
 
 def _levels_and_prior(noisy: NoisyValues, histogram: npt.ArrayLike | None) -> tuple[FloatArray, FloatArray]:

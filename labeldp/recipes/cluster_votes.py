@@ -20,12 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from labeldp.accounting.certificate import Certificate
-from labeldp.learning.fit import Inputs
-from labeldp.learning.objectives import on_classes
-from labeldp.private.counts import GaussianNoise, GroupCounts, LaplaceNoise
-from labeldp.private.vault import LabelVault
-from labeldp.private.votes import GroupVotes, Winners
+from labeldp.core.certificate import Certificate
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import on_classes
+from labeldp.learning.train import Inputs
+from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, GroupVotes, LaplaceNoise, Winners
 from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder
 from labeldp.recipes.groups import Grouping, ask_groups, group_numbers
 from labeldp.releases import NoisyCounts

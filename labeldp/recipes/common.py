@@ -11,20 +11,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.events import event_to_json
+from labeldp.core.events import event_to_json
+from labeldp.core.vault import LabelVault, Mechanism
 from labeldp.data.storage import digest, load_labels, load_note, save_labels
-from labeldp.learning.fit import Inputs, predict
-from labeldp.learning.objectives import Objective
-from labeldp.private.mechanism import Mechanism
-from labeldp.private.randomizers import PriorResponse, RandomizedResponse
-from labeldp.private.vault import LabelVault
+from labeldp.learning.evidence import Objective
+from labeldp.learning.train import Inputs, predict
+from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse
 from labeldp.releases import NoisyLabels
 
 Out = TypeVar("Out")
 
 
 class Fit(Protocol):
-    """`labeldp.learning.fit.fit` with epochs, optimiser and so on already bound."""
+    """`labeldp.learning.train.fit` with epochs, optimiser and so on already bound."""
 
     def __call__(self, model: nn.Module, inputs: Inputs, objective: Objective, /, **settings: Any) -> nn.Module:
         """Train and return the model."""
@@ -119,13 +118,13 @@ def train_once(
     """Ask every label once and fit the model to the answers. With a folder, a killed run can be resumed."""
     check_rows(model, inputs, vault, vault.num_classes)
     private = ask(vault, question, kept=in_folder(folder, "answers.npz"))
-    settings = checkpoint_of(folder, private.answers)
+    settings = checkpoint_of(folder, private.responses)
     return fit(model, inputs, objective(private, device_of(model)), **settings)
 
 
-def checkpoint_of(folder: Path | None, *answers: np.ndarray) -> dict[str, Path]:
+def checkpoint_of(folder: Path | None, *responses: np.ndarray) -> dict[str, Path]:
     """The checkpoint setting of a fit: a file named after the answers, so that no other answers' model is resumed."""
-    return {} if folder is None else {"checkpoint": folder / f"model-{digest(*answers)}.pt"}
+    return {} if folder is None else {"checkpoint": folder / f"model-{digest(*responses)}.pt"}
 
 
 def response(epsilon: float, vault: LabelVault, prior: npt.ArrayLike | None) -> Mechanism[NoisyLabels]:

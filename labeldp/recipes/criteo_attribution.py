@@ -22,19 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.ledger import Budget
-from labeldp.data.attribution import UserBenchmark
+from labeldp.core.ledger import Budget
+from labeldp.core.random import SecureRandom
 from labeldp.data.splits import Columns
-from labeldp.learning.descent import rmsprop
-from labeldp.learning.fit import adam, fit, predict
-from labeldp.learning.objectives import forward_corrected
-from labeldp.learning.ranking import auc
-from labeldp.models.attribution import attribution_network
-from labeldp.private.gradients import NormBound
-from labeldp.private.randomness import SecureRandom
-from labeldp.private.users import UserVault
+from labeldp.data.table_files import UserBenchmark
+from labeldp.learning.descend import rmsprop
+from labeldp.learning.evidence import forward_corrected
+from labeldp.learning.train import adam, fit, predict
+from labeldp.mechanisms.gradients.sums import NormBound
+from labeldp.mechanisms.users import UserVault
+from labeldp.models.zoo import attribution_network
 from labeldp.recipes.denoisers import alt_conv, alt_rows, no_op
-from labeldp.recipes.user_level import train_on_answers, train_on_gradients
+from labeldp.recipes.user_level import train_on_gradients, train_on_responses
+from labeldp.results.measure import auc
 
 # (model, inputs, vault, *, epsilon, cap, seed) → model: a recipe of `user_level` with its other settings bound.
 Method = Callable[..., nn.Module]
@@ -54,14 +54,14 @@ class Outcome:
 def methods(delta: float = 1e-5, epochs: int = 10, batch_users: int = 1024, clip: float = 1.0) -> dict[str, Method]:
     """The methods of Table 7 with settings inside its grids; and, ours, corrected answers and one simplex per row."""
     learn: Any = partial(fit, epochs=epochs, batch_size=1024, optimizer=adam(1e-3))
-    answers = partial(train_on_answers, fit=learn)
+    responses = partial(train_on_responses, fit=learn)
     gradients = partial(
         train_on_gradients, delta=delta, epochs=epochs, batch_users=batch_users, bound=NormBound(clip),
         optimizer=rmsprop(1e-3),
     )  # fmt: skip
     return {
-        "randomized response": partial(answers, alike=True),
-        "randomized response, corrected": partial(answers, objective=forward_corrected),
+        "randomized response": partial(responses, alike=True),
+        "randomized response, corrected": partial(responses, objective=forward_corrected),
         "DP-SGD": partial(gradients, denoiser=no_op()),
         "LabelDP-Pro": partial(gradients, denoiser=alt_conv()),
         "LabelDP-Pro, row by row": partial(gradients, denoiser=alt_rows()),

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.learning.fit import Inputs
-from labeldp.learning.objectives import Objective, debiased
-from labeldp.private.randomizers import RandomizedResponse
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import Objective, debiased
+from labeldp.learning.train import Inputs
+from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes.common import Fit, ask, check_rows, device_of, response, train_once
 
 

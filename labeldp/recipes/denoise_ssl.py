@@ -25,17 +25,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.events import PureDP
-from labeldp.learning.fit import Inputs
-from labeldp.learning.rehearsal import rehearse
-from labeldp.learning.semisupervised import Labels, as_labels
-from labeldp.private.randomizers import RandomizedResponse
-from labeldp.private.vault import LabelVault
+from labeldp.core.events import PureDP
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import Labels, as_labels
+from labeldp.learning.train import Inputs
+from labeldp.learning.tuning import tune
+from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes import ldp_ssl, one_shot
 from labeldp.recipes.common import Fit, ask, check_rows, device_of, in_folder
 from labeldp.recipes.groups import Grouping, check_affordable, group_numbers
-from labeldp.recipes.look_noise import event_of, noise_for
-from labeldp.recipes.one_shot import OneShot, Rehearse
+from labeldp.recipes.moment_noise import event_of, noise_for
+from labeldp.recipes.one_shot import OneShot, Tune
 from labeldp.recipes.one_shot_prior import split_budget
 from labeldp.releases import NoisyLabels
 
@@ -97,7 +97,7 @@ def train_with_head(
     delta: float,
     fit: Fit,
     share: float = 0.3,
-    rehearse: Rehearse = rehearse,
+    tune: Tune = tune,
     folder: Path | None = None,
 ) -> nn.Module:
     """The head of one look in place of the clusters: two looks, at (`epsilon`, `delta`) in all.
@@ -113,9 +113,9 @@ def train_with_head(
     if second <= 0:
         raise ValueError(f"share={share} leaves nothing for the answers; give less than 1, or use one_shot")
     kept = in_folder(folder, "answers.npz")
-    looks = [(event_of(noise_for(first, delta)), in_folder(folder, "moment.npz")), (PureDP(second), kept)]
-    check_affordable(vault, looks)
-    shot = one_shot.train(features, vault, epsilon=first, delta=delta, rehearse=rehearse, folder=folder)
+    queries = [(event_of(noise_for(first, delta)), in_folder(folder, "moment.npz")), (PureDP(second), kept)]
+    check_affordable(vault, queries)
+    shot = one_shot.train(features, vault, epsilon=first, delta=delta, tune=tune, folder=folder)
     private = ask(vault, RandomizedResponse(second, vault.num_classes), kept=kept)
     return learn(model, inputs, private, head_guesses(shot, features), fit=fit, folder=folder)
 
@@ -160,7 +160,9 @@ def denoise(private: NoisyLabels | Labels, guesses: npt.ArrayLike, device: torch
     return Denoised(labels.only(agrees), told.astype(np.int64), share, right, expected)
 
 
-def majority(answers: npt.ArrayLike, groups: npt.ArrayLike, num_classes: int, *, others_only: bool = False) -> Classes:
+def majority(
+    responses: npt.ArrayLike, groups: npt.ArrayLike, num_classes: int, *, others_only: bool = False
+) -> Classes:
     """For each row the most frequent private label of its group, (n,); ties go to the lower class.
 
     Args:
@@ -172,7 +174,7 @@ def majority(answers: npt.ArrayLike, groups: npt.ArrayLike, num_classes: int, *,
     >>> majority([0, 0, 1, 1], [0, 0, 0, 1], 2)
     array([0, 0, 0, 1])
     """
-    said, where = np.asarray(answers, dtype=np.int64), np.asarray(groups, dtype=np.int64)
+    said, where = np.asarray(responses, dtype=np.int64), np.asarray(groups, dtype=np.int64)
     counts = np.bincount(where * num_classes + said, minlength=(where.max(initial=0) + 1) * num_classes)
     votes = counts.reshape(-1, num_classes)
     if not others_only:
@@ -211,9 +213,9 @@ def kept_share(epsilon: float, num_classes: int, guesses_right: float) -> float:
 
 def _estimates(private: NoisyLabels | Labels, share: float) -> tuple[float, float]:
     """How many guesses are right, by the share of labels kept, and how many kept labels."""
-    if not isinstance(private, NoisyLabels) or not isinstance(private.law, RandomizedResponse):
+    if not isinstance(private, NoisyLabels) or not isinstance(private.channel, RandomizedResponse):
         return math.nan, math.nan
-    epsilon, classes = private.law.epsilon, private.law.num_classes
+    epsilon, classes = private.channel.epsilon, private.channel.num_classes
     # `kept_share` solved for a: (share·(e^ε + K − 1) − 1) / (e^ε − 1), in e^{−ε}.
     gain = -math.expm1(-epsilon)
     if gain == 0:

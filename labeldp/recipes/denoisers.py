@@ -29,12 +29,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.tally import Tally
-from labeldp.learning.fit import Inputs
-from labeldp.learning.projections import Projection, PublicGradients, hull, row_hull, span
-from labeldp.models.per_example import Loss
-from labeldp.private.mechanism import Mechanism
-from labeldp.private.vault import LabelVault, Lease
+from labeldp.budgets.counter import QueryCounter
+from labeldp.core.vault import LabelVault, Lease, Mechanism
+from labeldp.learning.projections import Projection, PublicGradients, hull, row_simplex, span
+from labeldp.learning.train import Inputs
+from labeldp.mechanisms.gradients.layers import Loss
 from labeldp.releases import NoisyGradient
 
 RowNumbers = npt.NDArray[np.intp]
@@ -80,7 +79,7 @@ def alt_conv(rows: int | None = None, smoothing: float = 0.75, *, clipped: bool 
 
 def alt_rows(rows: int | None = None, smoothing: float = 1.0, *, clipped: bool = False, **settings: Any) -> Secret:
     """One simplex per row in place of one for all rows: a smaller set that still holds their mean gradient."""
-    return Secret(partial(row_hull, smoothing=smoothing, **settings), rows, clipped)
+    return Secret(partial(row_simplex, smoothing=smoothing, **settings), rows, clipped)
 
 
 def self_span(**settings: Any) -> Named:
@@ -120,12 +119,12 @@ class Batches:
         return int(_order(self.seed, passed, len(self))[place])
 
     def lease(
-        self, vault: LabelVault, asks: Sequence[Mechanism[NoisyGradient]], times: int, tally: Tally | None
+        self, vault: LabelVault, asks: Sequence[Mechanism[NoisyGradient]], times: int, counter: QueryCounter | None
     ) -> tuple[Lease[NoisyGradient], ...]:
         """Pay for `times` looks at every batch, one mechanism to a batch."""
         if self.rows is None:
-            return (vault.lease(asks[0], times, tally=tally),)
-        return vault.lease_batches(asks, times, self.rows, tally=tally)
+            return (vault.lease(asks[0], times, counter=counter),)
+        return vault.lease_batches(asks, times, self.rows, counter=counter)
 
 
 def batches_for(denoiser: Denoiser, inputs: Inputs, num_rows: int, batch_size: int, seed: int) -> Batches:

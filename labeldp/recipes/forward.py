@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy.typing as npt
 from torch import nn
 
-from labeldp.learning.fit import Inputs
-from labeldp.learning.objectives import forward_corrected
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import forward_corrected
+from labeldp.learning.train import Inputs
 from labeldp.recipes.common import Fit, response, train_once
 
 

@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from labeldp.accounting.events import Event
-from labeldp.accounting.ledger import check_budget
-from labeldp.data.group_storage import GroupRelease, load_groups, save_groups
-from labeldp.data.storage import digest, load_note
-from labeldp.learning.clusters import Clusters
-from labeldp.private.counts import GroupCounts
-from labeldp.private.vault import LabelVault
-from labeldp.private.votes import GroupVotes, Winners
+from labeldp.core.events import Event
+from labeldp.core.ledger import check_budget
+from labeldp.core.vault import LabelVault
+from labeldp.data.storage import GroupRelease, digest, load_groups, load_note, save_groups
+from labeldp.features.clusters import Clusters
+from labeldp.mechanisms.counts import GroupCounts, GroupVotes, Winners
 from labeldp.recipes.common import ask_once, question_note
 from labeldp.releases import NoisyCounts
 
@@ -32,7 +30,7 @@ def group_numbers(clusters: Grouping, vault: LabelVault) -> tuple[npt.NDArray[np
     if numbers.ndim != 1 or len(numbers) != len(vault) or (numbers.size and numbers.dtype.kind not in "iu"):
         raise ValueError(
             f"clusters has type {numbers.dtype} and shape {numbers.shape}; give a whole number for each of "
-            f"{len(vault)} rows, or what labeldp.learning.clusters.kmeans returns"
+            f"{len(vault)} rows, or what labeldp.features.clusters.kmeans returns"
         )
     known = len(clusters.centers) if isinstance(clusters, Clusters) else int(numbers.max(initial=0)) + 1
     return numbers.astype(np.int64), known
@@ -62,13 +60,13 @@ def ask_groups(
     return ask_once(vault, question, kept, note, save_groups, load_groups)
 
 
-def check_affordable(vault: LabelVault, looks: Iterable[tuple[Event, Path | None]]) -> None:
+def check_affordable(vault: LabelVault, queries: Iterable[tuple[Event, Path | None]]) -> None:
     """Raise BudgetExceededError before the first look when the budget does not allow all of them.
 
     A look whose answer this very vault gave before, and which is kept in the file, is paid for.
     """
     ledger = vault.ledger
-    for event, kept in looks:
+    for event, kept in queries:
         if kept is None or not kept.exists() or load_note(kept)["vault"] != vault.id:
             ledger = ledger.charge(event)
     check_budget(ledger.groups(), vault.budget)

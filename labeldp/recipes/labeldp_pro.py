@@ -25,15 +25,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.accountant import epsilon as epsilon_of
-from labeldp.accounting.events import Event, Look
-from labeldp.accounting.runs import meter, most_looks
-from labeldp.learning.descent import descend
-from labeldp.learning.fit import Inputs, MakeOptimizer, sgd
-from labeldp.learning.schedules import Schedule, constant
-from labeldp.models.per_example import Loss, cross_entropy, refuse_batch_norm
-from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
-from labeldp.private.vault import LabelVault
+from labeldp.budgets.calibrate import meter, most_queries
+from labeldp.core.accountant import epsilon as epsilon_of
+from labeldp.core.events import Event, Query
+from labeldp.core.vault import LabelVault
+from labeldp.learning.descend import descend
+from labeldp.learning.train import Inputs, MakeOptimizer, Schedule, constant, sgd
+from labeldp.mechanisms.gradients.layers import Loss, cross_entropy
+from labeldp.mechanisms.gradients.per_example import refuse_batch_norm
+from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
 from labeldp.recipes.common import check_rows, device_of
 from labeldp.recipes.denoisers import (
     Batches,
@@ -106,7 +106,7 @@ def train(
         bound: `NormBound(C)`, or `DiameterBound` for public-diameter clipping; `NormBound(1.0)` when None.
         denoiser: `alt_conv()` when None.
         loss: (logits (b, K), labels (b,)) → losses (b,).
-        optimizer, schedule, average, radius: of `labeldp.learning.descent.descend`; plain SGD at 0.1 when None.
+        optimizer, schedule, average, radius: of `labeldp.learning.descend.descend`; plain SGD at 0.1 when None.
         seed: of the partition, the order and the other rows; never of noise or secret batches.
         precision: of the forward pass in the look, say torch.bfloat16; sum and noise stay in float32 or wider.
         folder: keeps the run. Killed at any moment, it goes on in a new process with a new vault of the same labels,
@@ -124,7 +124,7 @@ def train(
     optimizer, schedule = optimizer or sgd(0.1, momentum=0.0, weight_decay=0.0), schedule or constant()
     _check(model, inputs, vault, batch_size)
     batches = batches_for(denoiser, inputs, len(vault), batch_size, seed)
-    goal = Goal(delta, epsilon, noise_multiplier, _looks_per_row(batches, len(vault) / batch_size, epochs, steps))
+    goal = Goal(delta, epsilon, noise_multiplier, _queries_per_row(batches, len(vault) / batch_size, epochs, steps))
     settings = {
         "recipe": "labeldp_pro", "goal": goal, "batch_size": batch_size, "bound": bound, "denoiser": denoiser,
         "loss": loss, "optimizer": optimizer_in_words(optimizer, schedule), "average": average, "radius": radius,
@@ -135,12 +135,12 @@ def train(
         example = partial(ask, batches.parts[0], num_classes=vault.num_classes)
         noise, times = goal.terms(lambda noise: example(noise_std=noise).event(), bound, batches.rate, run.terms)
         asks = [ask(part, noise_std=noise, num_classes=vault.num_classes) for part in batches.parts]
-        leases = batches.lease(vault, asks, times, run.tally)
+        leases = batches.lease(vault, asks, times, run.counter)
         project = Projector(model, inputs, batches, denoiser, batch_size, loss, bound.radius)
         tell = None if report is None else _reporter(report, asks[0].event(), times, delta, batches, project)
 
         def gradient(step: int) -> Tensor | None:
-            noisy = run.look(step, leases[batches.number(step)])
+            noisy = run.query(step, leases[batches.number(step)])
             return None if noisy is None else project(noisy.to(device_of(model)), step)
 
         return descend(
@@ -181,7 +181,7 @@ class Goal:
         """Noise of a sum and looks per row; those paid for in an earlier process, if they keep the promise."""
         if paid is None:
             return self._settled(event_of, bound, rate)
-        spent = epsilon_of((Look(event_of(paid[0]), paid[1]),), self.delta)
+        spent = epsilon_of((Query(event_of(paid[0]), paid[1]),), self.delta)
         # Another machine may round the last digits of ε otherwise.
         if self.epsilon is not None and spent > self.epsilon * (1 + 1e-6):
             raise ValueError(f"the run in this folder was paid for with epsilon={spent:.9g}; use a new folder")
@@ -200,13 +200,13 @@ class Goal:
 
 
 def _used_up(event: Event, epsilon: float, delta: float) -> int:
-    times = most_looks(event, epsilon, delta)
+    times = most_queries(event, epsilon, delta)
     if times == 0:
         raise ValueError(f"epsilon={epsilon} does not pay for a single {event}; give more noise")
     return times
 
 
-def _looks_per_row(batches: Batches, per_pass: float, epochs: float | None, steps: int | None) -> int | None:
+def _queries_per_row(batches: Batches, per_pass: float, epochs: float | None, steps: int | None) -> int | None:
     """How often a row may be looked at: once per step if batches are secret, once per pass if they are named."""
     if epochs is None and steps is None:
         return None

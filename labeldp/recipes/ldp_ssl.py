@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from labeldp.learning.fit import Inputs, predict
-from labeldp.learning.objectives import Objective, on_answers
-from labeldp.learning.semisupervised import Labels, as_labels, surest
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import Labels, Objective, as_labels, most_confident, on_responses
+from labeldp.learning.train import Inputs, predict
 from labeldp.recipes import students
 from labeldp.recipes.common import Fit, checkpoint_of, device_of, in_folder, response, train_once
 from labeldp.recipes.one_shot import OneShot
@@ -34,14 +33,14 @@ def train(
     *,
     epsilon: float,
     fit: Fit,
-    objective: Callable[[NoisyLabels, torch.device], Objective] = on_answers,
+    objective: Callable[[NoisyLabels, torch.device], Objective] = on_responses,
     folder: Path | None = None,
 ) -> nn.Module:
     """Ask every label once at `epsilon` and train on the answers. With a folder, a killed run can be resumed.
 
     Args:
         fit: `labeldp.learning.fixmatch.fixmatch` with its settings bound.
-        objective: what is made of the answers: `on_answers` as published, or `forward_corrected`, `self_posterior`.
+        objective: what is made of the answers: `on_responses` as published, or `forward_corrected`, `self_posterior`.
     """
     return train_once(response(epsilon, vault, None), objective, model, inputs, vault, fit, folder)
 
@@ -53,7 +52,7 @@ def learn(
 
     Args:
         inputs: of all rows, labelled or not, on the model's device.
-        private: answers, or `Labels` made of other releases: `from_classes`, `on_rows`, `surest`.
+        private: answers, or `Labels` made of other releases: `from_classes`, `on_rows`, `most_confident`.
         fit: `fixmatch`, its settings bound; `learning.fit.fit` would leave out the rows without a label.
     """
     count = len(inputs[0] if isinstance(inputs, tuple) else inputs)
@@ -92,4 +91,4 @@ def train_after(
     if student is not None:
         model = students.train(model, inputs, probabilities, fit=student, folder=folder)
         probabilities = predict(model, inputs).softmax(dim=1)
-    return learn(model, inputs, surest(probabilities, per_class), fit=fit, folder=folder)
+    return learn(model, inputs, most_confident(probabilities, per_class), fit=fit, folder=folder)

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labeldp.learning.plans import gram_of
-from labeldp.learning.temperature import likeliest_scale
-from labeldp.models.shared import checked_count
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.learning.heads import likeliest_scale
+from labeldp.learning.tuning import gram_of
+from labeldp.models.zoo import checked_count
 from labeldp.recipes import one_shot
-from labeldp.recipes.look_noise import check_features
+from labeldp.recipes.moment_noise import check_features
 from labeldp.recipes.one_shot import Clock, OneShot, Report
 from labeldp.recipes.students import matched
 
@@ -72,14 +72,14 @@ def train(
     generations: int = GENERATIONS,
     ridge: float = RIDGE,
     report: Report | None = None,
-    **look: Any,
+    **query: Any,
 ) -> LinearStudent:
     """One look and its linear student: (`epsilon`, `delta`) in all.
 
     Args:
         features: public, (n, p), in the vault's order, on the device where the work is to be done.
         epsilon, delta: as for `one_shot.train`.
-        seen: features (n, r) to look at instead, such as a graph's (`labeldp.learning.neighbours`): the student learns
+        seen: features (n, r) to look at instead, such as a graph's (`labeldp.features.graph`): the student learns
             from their head on the plain ones, which alone are then needed for new rows.
         generations, ridge: as for `train_after`.
         report: told of every step.
@@ -95,7 +95,7 @@ def train(
     # All of this before the look: what is asked is paid for, whatever comes after.
     check_features(features, vault)
     looked = features if seen is None else seen
-    shot = one_shot.train(looked, vault, epsilon=epsilon, delta=delta, report=report, **look)
+    shot = one_shot.train(looked, vault, epsilon=epsilon, delta=delta, report=report, **query)
     return train_after(shot, features, seen=seen, generations=generations, ridge=ridge, report=report)
 
 
@@ -122,7 +122,7 @@ def train_after(
     looked = features if seen is None else _check_rows(features, seen)
     tell = Clock(report)
     teacher = shot.probabilities(looked)
-    relabel = matched(shot.noisy, shot.rehearsal.basis(looked))
+    relabel = matched(shot.noisy, shot.tuning.basis(looked))
     regression = _Regression(features.to(teacher), ridge)
     layer = regression.fitted(teacher, teacher)
     for generation in range(1, generations):
@@ -131,7 +131,7 @@ def train_after(
         tell("student", f"{generation} of {generations}, {100 * agree:.1f}% of first choices are the head's")
         layer = regression.fitted(_squared(relabel(teacher, student)), teacher)
     tell("student", f"{generations} of {generations}")
-    asked = shot.rehearsal.basis.matrix.shape[1] / max(regression.directions, 1)
+    asked = shot.tuning.basis.matrix.shape[1] / max(regression.directions, 1)
     return LinearStudent(shot, layer, 0.0 if seen is not None else min(1.0, asked) ** 2)
 
 

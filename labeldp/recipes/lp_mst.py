@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from labeldp.learning.fit import Inputs, predict
-from labeldp.learning.objectives import Objective, on_classes
-from labeldp.learning.targets import evidence, forward_loss, posterior
-from labeldp.private.randomizers import PriorResponse
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import Objective, evidence, forward_loss, on_classes, posterior
+from labeldp.learning.train import Inputs, predict
+from labeldp.mechanisms.responses import PriorResponse
 from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
 
 
@@ -33,10 +32,10 @@ from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_o
 class Known:
     """What a stage may learn from: all answers so far, and what the previous stage's model said, on the device.
 
-    `answers` (n,) is −1 and `evidence` (n, K) zero for rows not asked yet; `scores` (n, K) is None in stage one.
+    `responses` (n,) is −1 and `evidence` (n, K) zero for rows not asked yet; `scores` (n, K) is None in stage one.
     """
 
-    answers: Tensor
+    responses: Tensor
     evidence: Tensor
     scores: Tensor | None
 
@@ -44,9 +43,9 @@ class Known:
 Learn = Callable[[Known], Objective]
 
 
-def hard_answers(known: Known) -> Objective:
+def hard_responses(known: Known) -> Objective:
     """Cross-entropy with the answers taken at their word, as published."""
-    return on_classes(known.answers)
+    return on_classes(known.responses)
 
 
 def likelihood(known: Known) -> Objective:
@@ -84,7 +83,7 @@ def train(
     shares: Sequence[float] = (0.6, 0.4),
     temperature: float = 0.5,
     prior: Prior | None = None,
-    learn: Learn = hard_answers,
+    learn: Learn = hard_responses,
     keep_plausible: bool = True,
     seed: int = 0,
     folder: Path | None = None,
@@ -96,7 +95,7 @@ def train(
         shares: the part of the rows in each stage; they add up to 1.
         temperature: τ of the prior; below 1 it trusts the model more. 0 takes the model's first choice only.
         prior: public knowledge to mix in.
-        learn: what to minimise: `hard_answers` (published), `likelihood` or `posterior_of_model`.
+        learn: what to minimise: `hard_responses` (published), `likelihood` or `posterior_of_model`.
         keep_plausible: train stage t only on those earlier answers that are among the previous model's k likeliest
             classes, k being the mean size of the answer sets in stage t, rounded.
         seed: of the split.
@@ -107,7 +106,7 @@ def train(
     fits = list(fit) if isinstance(fit, Sequence) else [fit] * len(stages)
     if len(fits) != len(stages):
         raise ValueError(f"fit has {len(fits)} entries for {len(stages)} stages; give one, or one for each stage")
-    device, answers = device_of(model), torch.full((len(vault),), -1, dtype=torch.long)
+    device, responses = device_of(model), torch.full((len(vault),), -1, dtype=torch.long)
     seen = torch.zeros(len(vault), vault.num_classes)
     asked = torch.zeros(len(vault), dtype=torch.bool)
     for number, (rows, fit_stage) in enumerate(zip(stages, fits, strict=True), start=1):
@@ -116,11 +115,11 @@ def train(
         private = ask(vault, PriorResponse(epsilon, belief), rows, in_folder(folder, f"answers-{number}.npz"))
         keep = asked.clone()
         if scores is not None and keep_plausible:
-            keep &= plausible(scores, answers, mean_set_size(private))
-        answers[rows], seen[rows] = torch.from_numpy(private.hard()), evidence(private)
+            keep &= plausible(scores, responses, mean_set_size(private))
+        responses[rows], seen[rows] = torch.from_numpy(private.hard()), evidence(private)
         asked[rows] = keep[rows] = True
-        known = Known(answers.to(device), seen.to(device), None if scores is None else scores.to(device))
-        settings = checkpoint_of(folder, answers.numpy(), keep.numpy())
+        known = Known(responses.to(device), seen.to(device), None if scores is None else scores.to(device))
+        settings = checkpoint_of(folder, responses.numpy(), keep.numpy())
         model = fit_stage(model, inputs, learn(known), rows=keep.nonzero().squeeze(1).to(device), **settings)
     return model
 
@@ -166,12 +165,12 @@ def sharpened(scores: Tensor, temperature: float) -> npt.NDArray[np.float64]:
 
 def mean_set_size(private: object) -> int:
     """Mean number of allowed answers, rounded: a mean of 1.86 is 2."""
-    law = private.law  # type: ignore[attr-defined]
-    return max(1, round(float(np.mean(law.set_sizes()))))
+    channel = private.channel  # type: ignore[attr-defined]
+    return max(1, round(float(np.mean(channel.set_sizes()))))
 
 
-def plausible(scores: Tensor, answers: Tensor, k: int) -> Tensor:
+def plausible(scores: Tensor, responses: Tensor, k: int) -> Tensor:
     """Rows whose answer is among the model's k likeliest classes; rows without an answer are not."""
-    own = scores.gather(1, answers.clamp_min(0)[:, None])
+    own = scores.gather(1, responses.clamp_min(0)[:, None])
     rank = (scores > own).sum(dim=1)
-    return (rank < k) & (answers >= 0)
+    return (rank < k) & (responses >= 0)

@@ -17,12 +17,14 @@ from pathlib import Path
 
 from torch import nn
 
-from labeldp.accounting.events import Gaussian
-from labeldp.learning.fit import Inputs, sgd
-from labeldp.models.per_example import Loss, cross_entropy
-from labeldp.private.vault import LabelVault
+from labeldp.core.events import Gaussian
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import Inputs, sgd
+from labeldp.mechanisms.gradients.layers import Loss, cross_entropy
+from labeldp.mechanisms.gradients.sums import NormBound
 from labeldp.recipes import labeldp_pro
-from labeldp.recipes.labeldp_pro import Bound, NormBound, Report, self_span
+from labeldp.recipes.denoisers import self_span
+from labeldp.recipes.labeldp_pro import Bound, Report
 from labeldp.recipes.prepaid import least_noise
 
 

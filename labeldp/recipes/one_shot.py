@@ -24,21 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labeldp.data.moment_storage import load_moments, save_moments
-from labeldp.learning.drawn import compare_heads
-from labeldp.learning.features import Device, Extractor, FeatureMap
-from labeldp.learning.heads import Head, ridge_head, softmax_head
-from labeldp.learning.moments import Axes, eigenbasis
-from labeldp.learning.plan_file import load_plan, save_plan
-from labeldp.learning.plans import gram_of
-from labeldp.learning.rehearsal import Rehearsal, Scored, rehearse
-from labeldp.learning.temperature import Scale, honest_scale
-from labeldp.private.counts import GaussianNoise
-from labeldp.private.moments import Moments
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.data.storage import load_moments, save_moments
+from labeldp.features.extract import Device, Extractor, FeatureMap
+from labeldp.learning.heads import Axes, Head, Scale, eigenbasis, honest_scale, ridge_head, softmax_head
+from labeldp.learning.tuning import Scored, Tuning, compare_heads, gram_of, load_plan, save_plan, tune
+from labeldp.mechanisms.counts import GaussianNoise
+from labeldp.mechanisms.moments import Moments
 from labeldp.recipes.common import ask_once, in_folder, question_note
 from labeldp.recipes.groups import check_affordable
-from labeldp.recipes.look_noise import Noise, check_count, check_features, event_of, noise_by_width, noise_for
+from labeldp.recipes.moment_noise import Noise, check_count, check_features, event_of, noise_by_width, noise_for
 from labeldp.releases import NoisyMoments
 
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
@@ -57,8 +52,8 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-class Rehearse(Protocol):
-    """`labeldp.learning.rehearsal.rehearse`, its settings bound."""
+class Tune(Protocol):
+    """`labeldp.learning.tuning.tune`, its settings bound."""
 
     def __call__(
         self,
@@ -69,7 +64,7 @@ class Rehearse(Protocol):
         *,
         heads: Sequence[Head],
         report: Callable[[Scored], None] | None,
-    ) -> Rehearsal:
+    ) -> Tuning:
         """The plan for features (n, p), K classes and noise by the number of directions."""
         ...
 
@@ -89,7 +84,7 @@ class OneShot:
     """
 
     layer: nn.Linear
-    rehearsal: Rehearsal
+    tuning: Tuning
     noisy: NoisyMoments
     head: Head
     weight: Tensor
@@ -100,7 +95,7 @@ class OneShot:
         """t·Wφ of plain features, (m, K), of which softmax are `probabilities`; chunk by chunk."""
         turned = self.weight.T
         parts = features.to(self.weight.device).split(_ROWS_AT_ONCE)
-        return torch.cat([self.rehearsal.basis(part) @ turned for part in parts])
+        return torch.cat([self.tuning.basis(part) @ turned for part in parts])
 
     def probabilities(self, features: Tensor) -> Tensor:
         """Honest class probabilities of plain features, old or new, (m, K); see `honest_scale`."""
@@ -117,7 +112,7 @@ def train(
     *,
     epsilon: float,
     delta: float,
-    rehearse: Rehearse = rehearse,
+    tune: Tune = tune,
     heads: Sequence[Head] = HEADS,
     folder: Path | None = None,
     report: Report | None = None,
@@ -128,7 +123,7 @@ def train(
         features: public, (n, p), in the vault's order, on the device where the work is to be done.
         epsilon, delta: δ = 0 takes Laplace noise, which is larger: it has to hide the row's length in the norm of
             order 1. Give 1e-5, or less than one over the number of rows, for Gaussian noise.
-        rehearse: `labeldp.learning.rehearsal.rehearse`, or that with settings bound.
+        rehearse: `labeldp.learning.tuning.tune`, or that with settings bound.
         heads: which to choose among, without a label.
         folder: keeps the plan and the moment, so that a killed run goes on and does not ask again.
         report: told of every step.
@@ -143,9 +138,9 @@ def train(
     noise = noise_for(epsilon, delta)
     check_features(features, vault)
     check_affordable(vault, [(event_of(noise), in_folder(folder, "moment.npz"))])
-    found = rehearsed(features, vault.num_classes, noise, rehearse, heads, folder, tell)
+    found = tuned(features, vault.num_classes, noise, tune, heads, folder, tell)
     rows = found.basis(features)
-    noisy = _look(rows, vault, noise, folder)
+    noisy = _query(rows, vault, noise, folder)
     tell("look", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
     return fitted(found, heads, noisy, rows, tell)
 
@@ -174,7 +169,7 @@ def train_on_inputs(
     epsilon: float,
     delta: float,
     device: Device = None,
-    rehearse: Rehearse = rehearse,
+    tune: Tune = tune,
     heads: Sequence[Head] = HEADS,
     folder: Path | None = None,
     report: Report | None = None,
@@ -182,7 +177,7 @@ def train_on_inputs(
     """The whole way in one call, from public inputs to predictions.
 
     Args:
-        extractor: `Patches()` for images, `Table()`, `Raw()` or an encoder; see `labeldp.learning.features`.
+        extractor: `Patches()` for images, `Table()`, `Raw()` or an encoder; see `labeldp.features.extract`.
         inputs: public, as the extractor takes them, in the vault's order.
         device: where to compute; that of the inputs when None.
 
@@ -194,22 +189,22 @@ def train_on_inputs(
     found = extractor.fit(inputs, device)
     features = found.features(inputs)
     tell("features", f"{len(features)} × {features.shape[1]}")
-    settings: dict[str, Any] = {"rehearse": rehearse, "heads": heads, "folder": folder, "report": report}
+    settings: dict[str, Any] = {"rehearse": tune, "heads": heads, "folder": folder, "report": report}
     return OnInputs(found, train(features, vault, epsilon=epsilon, delta=delta, **settings))
 
 
 # -- the steps ----------------------------------------------------------------------------------------------------
 
 
-def rehearsed(
+def tuned(
     features: Tensor,
     num_classes: int,
     noise: Noise,
-    rehearse: Rehearse,
+    tune: Tune,
     heads: Sequence[Head],
     folder: Path | None,
     tell: Clock,
-) -> Rehearsal:
+) -> Tuning:
     """The rehearsal at this noise, or its winner as the folder has it from a run that was killed."""
     kept = in_folder(folder, "plan.npz")
     # The plan follows from these and from settings of the rehearsal, none of which can hold a label.
@@ -223,13 +218,13 @@ def rehearsed(
     def told(scored: Scored) -> None:
         tell("rehearsal", f"rank {scored.plan.rank}, power {scored.plan.power:g}: {scored.score:.3f}")
 
-    found = rehearse(features, num_classes, noise_by_width(noise), heads=heads, report=told)
+    found = tune(features, num_classes, noise_by_width(noise), heads=heads, report=told)
     if kept is not None:
         save_plan(kept, found, note)
     return found
 
 
-def _look(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) -> NoisyMoments:
+def _query(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) -> NoisyMoments:
     order = 2 if isinstance(noise, GaussianNoise) else 1
     # Public: the longest row. A little more, so that rounding scales no row down.
     radius = float(torch.linalg.vector_norm(rows, ord=order, dim=1).amax()) * (1 + 1e-6)
@@ -243,7 +238,7 @@ def _look(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) ->
     return noisy
 
 
-def fitted(found: Rehearsal, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, tell: Clock) -> OneShot:
+def fitted(found: Tuning, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, tell: Clock) -> OneShot:
     """The head that does better on labels drawn from the first one, with honest probabilities."""
     axes, constant = eigenbasis(gram_of(rows)), found.basis.constant_column
     settled = _head(heads[0], found.scales[0], noisy, rows, axes, constant)
@@ -261,10 +256,10 @@ def fitted(found: Rehearsal, heads: Sequence[Head], noisy: NoisyMoments, rows: T
 
 
 def _head(
-    head: Head, rehearsed: Scale, noisy: NoisyMoments, rows: Tensor, axes: Axes, constant: int | None
+    head: Head, tuned: Scale, noisy: NoisyMoments, rows: Tensor, axes: Axes, constant: int | None
 ) -> tuple[Head, Tensor, float]:
     """The head, its weights for logits, and the factor that is in them."""
-    scale = honest_scale(head, noisy, rows, axes, rehearsed, constant=constant)
+    scale = honest_scale(head, noisy, rows, axes, tuned, constant=constant)
     return head, scale * head(noisy, rows, axes, constant=constant).to(rows), scale
 
 

@@ -21,16 +21,15 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from labeldp.learning.coded import Coded
+from labeldp.core.vault import LabelVault
+from labeldp.features.tables import Coded
 from labeldp.learning.heads import Head
-from labeldp.learning.plans import Basis
-from labeldp.learning.rehearsal import rehearse
-from labeldp.private.counts import GaussianNoise
-from labeldp.private.moments import Moments, RowChunks
-from labeldp.private.vault import LabelVault
+from labeldp.learning.tuning import Basis, tune
+from labeldp.mechanisms.counts import GaussianNoise
+from labeldp.mechanisms.moments import Moments, RowChunks
 from labeldp.recipes.groups import check_affordable
-from labeldp.recipes.look_noise import check_count, event_of, noise_for
-from labeldp.recipes.one_shot import HEADS, Clock, OneShot, Rehearse, Report, fitted, rehearsed
+from labeldp.recipes.moment_noise import check_count, event_of, noise_for
+from labeldp.recipes.one_shot import HEADS, Clock, OneShot, Report, Tune, fitted, tuned
 from labeldp.releases import NoisyMoments
 
 # Features held at once: 1 GiB of them.
@@ -43,7 +42,7 @@ def train(
     *,
     epsilon: float,
     delta: float,
-    rehearse: Rehearse = rehearse,
+    tune: Tune = tune,
     heads: Sequence[Head] = HEADS,
     most: int | None = None,
     seed: int = 0,
@@ -52,7 +51,7 @@ def train(
     """`labeldp.recipes.one_shot.train` in little memory: (`epsilon`, `delta`) in all.
 
     Args:
-        rows: public, in the vault's order; see `labeldp.learning.coded`.
+        rows: public, in the vault's order; see `labeldp.features.tables`.
         most: m; as many rows as have a gibibyte of features when None.
         rehearse: with the number of rows of the look bound, `num_rows`.
         seed: of the m rows; public.
@@ -63,7 +62,7 @@ def train(
     check_count(len(rows), "rows", vault)
     check_affordable(vault, [(event_of(noise), None)])
     held = _held(rows, most, seed)
-    found = rehearsed(held.features(), vault.num_classes, noise, rehearse, heads, None, tell)
+    found = tuned(held.features(), vault.num_classes, noise, tune, heads, None, tell)
     basis, some = found.basis, _all_turned(held, found.basis)
     order = 2 if isinstance(noise, GaussianNoise) else 1
     # Public: the longest of the rows held; what is longer is scaled down to it.

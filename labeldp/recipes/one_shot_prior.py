@@ -17,7 +17,7 @@ remembers rows in time, and counts their answers again: see experiments/posterio
 
 Every row is in the moment and is asked once: adaptive composition of a Gaussian look and a pure one.
 ε₁ is the largest for which the two together cost (ε, δ) by their privacy loss distributions, a little more than ε − ε₂.
-How to split is rehearsed on clusters before the first look (`rehearse_split`). Where answers would be no better than
+How to split is rehearsed on clusters before the first look (`tune_split`). Where answers would be no better than
 the head, all of ε goes into the first look, and the model is a student of the head.
 """
 
@@ -35,22 +35,22 @@ import torch
 from scipy.special import xlogy
 from torch import Tensor, nn
 
-from labeldp.accounting.accountant import calibrate, gaussian_epsilon, gaussian_mu
-from labeldp.accounting.events import GridGaussian, Look, PureDP
-from labeldp.learning.fit import Inputs, predict
-from labeldp.learning.heads import Head, ridge_head
-from labeldp.learning.rehearsal import Stage, rehearse
-from labeldp.learning.targets import evidence
-from labeldp.learning.temperature import scale_by_answers, softened
-from labeldp.learning.warm_start import begin_as, body_and_last
-from labeldp.private.randomizers import PriorResponse, TopKResponse
-from labeldp.private.vault import LabelVault
+from labeldp.budgets.calibrate import calibrate
+from labeldp.core.events import GridGaussian, PureDP, Query
+from labeldp.core.gaussian import gaussian_epsilon, gaussian_mu
+from labeldp.core.vault import LabelVault
+from labeldp.features.encoders import begin_as, body_and_last
+from labeldp.learning.evidence import evidence
+from labeldp.learning.heads import Head, ridge_head, scale_by_responses, softened
+from labeldp.learning.train import Inputs, predict
+from labeldp.learning.tuning import Stage, tune
+from labeldp.mechanisms.responses import PriorResponse, TopKResponse
 from labeldp.recipes import lp_mst, one_shot
 from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
 from labeldp.recipes.groups import check_affordable
-from labeldp.recipes.look_noise import check_features, event_of, noise_by_width, noise_for
 from labeldp.recipes.lp_mst import Known, Learn
-from labeldp.recipes.one_shot import OneShot, Rehearse, Report
+from labeldp.recipes.moment_noise import check_features, event_of, noise_by_width, noise_for
+from labeldp.recipes.one_shot import OneShot, Report, Tune
 from labeldp.releases import BoolArray, FloatArray, NoisyLabels
 
 # Shares of ε that the rehearsal of the split tries for the first look; 1 leaves nothing for the answers.
@@ -86,7 +86,7 @@ class OneShotPrior:
 
     model: nn.Module
     shot: OneShot
-    answers: tuple[NoisyLabels, ...]
+    responses: tuple[NoisyLabels, ...]
     split: Split
 
 
@@ -139,7 +139,7 @@ def train(
     sets: Sets = informative_sets,
     shares: Sequence[float] = (0.6, 0.4),
     split: Split | None = None,
-    rehearse: Rehearse = rehearse,
+    tune: Tune = tune,
     begin: bool = False,
     study: Study | None = None,
     believe: Believe = predict,
@@ -160,13 +160,13 @@ def train(
             likelihood forgets the head: one after the other has both.
         sets: which classes may be answered, from the prior and ε₂: `informative_sets`, or `likely_sets` as published.
         shares: the part of the rows in each stage; they add up to 1.
-        split: of the budget; `rehearse_split` when None.
+        split: of the budget; `tune_split` when None.
         rehearse: of the head, as in `one_shot.train`.
         begin: set the model's last layer so that it begins as the head (`learning.warm_start`): for a model whose body
             is the encoder that made the features.
         study: what the model learns from the look before anything is asked, such as `ldp_ssl.train_after` or
             `students.train_after`. Its probabilities, no surer on average than the head's, are then the prior; how
-            sure it may be is settled by the answers (`learning.temperature.scale_by_answers`). Learn from them by
+            sure it may be is settled by the answers (`learning.temperature.scale_by_responses`). Learn from them by
             `lp_mst.posterior_of_model` alone. To go on after a kill it needs the folder, too.
         believe: the scores of a model, which are the next prior, such as their mean over an image and its mirror
             (`learning.crops.OverCrops`).
@@ -182,14 +182,12 @@ def train(
         raise ValueError("learn is empty; give at least one way to learn from answers")
     if split is None:
         check_features(features, vault)
-        split = rehearse_split(features, vault.num_classes, epsilon, delta)
+        split = tune_split(features, vault.num_classes, epsilon, delta)
     _check_split(split, epsilon, delta)
     # No row is in two stages, so the answers cost what those of one stage do.
-    looks = [(_look(split.first, delta).event, "moment.npz"), (PureDP(split.second), "answers-1.npz")]
-    check_affordable(vault, [(event, in_folder(folder, name)) for event, name in looks if event != PureDP(0.0)])
-    shot = one_shot.train(
-        features, vault, epsilon=split.first, delta=delta, rehearse=rehearse, folder=folder, report=report
-    )
+    queries = [(_query(split.first, delta).event, "moment.npz"), (PureDP(split.second), "answers-1.npz")]
+    check_affordable(vault, [(event, in_folder(folder, name)) for event, name in queries if event != PureDP(0.0)])
+    shot = one_shot.train(features, vault, epsilon=split.first, delta=delta, tune=tune, folder=folder, report=report)
     scores = shot.logits(features).to(device_of(model))
     if begin:
         begin_as(model, _beginner(model, inputs), scores)
@@ -245,7 +243,7 @@ class _Asking:
     def __init__(self, vault: LabelVault, epsilon: float, sets: Sets, scores: Tensor, folder: Path | None) -> None:
         self._vault, self._epsilon, self._sets, self.folder = vault, epsilon, sets, folder
         # Rows not asked yet have evidence for nothing: the likelihood passes them over, the posterior is the prior.
-        self._answers, self._evidence = scores.argmax(dim=1), torch.zeros_like(scores)
+        self._responses, self._evidence = scores.argmax(dim=1), torch.zeros_like(scores)
         self._prior, self._settled = scores, torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
         self.released: list[NoisyLabels] = []
 
@@ -255,11 +253,11 @@ class _Asking:
             prior = scores[torch.from_numpy(rows).to(scores.device)].softmax(dim=1).cpu().double().numpy()
             question = TopKResponse(self._epsilon, self._sets(prior, self._epsilon))
             private = ask(self._vault, question, rows, in_folder(self.folder, f"answers-{number}.npz"))
-            place = torch.from_numpy(rows).to(self._answers.device)
-            self._answers[place] = torch.from_numpy(private.hard()).to(place.device)
+            place = torch.from_numpy(rows).to(self._responses.device)
+            self._responses[place] = torch.from_numpy(private.hard()).to(place.device)
             self._evidence[place] = evidence(private, place.device)
             self.released.append(private)
-        return Known(self._answers, self._evidence, scores)
+        return Known(self._responses, self._evidence, scores)
 
     def honest(self, rows: npt.NDArray[np.intp], scores: Tensor) -> Known:
         """What is known, every row's prior from before its answer, as sure as the answers say it may be.
@@ -268,18 +266,18 @@ class _Asking:
         the priors that they had.
         """
         place = torch.from_numpy(rows).to(scores.device)
-        prior = scores * scale_by_answers(scores[place], self._evidence[place])
+        prior = scores * scale_by_responses(scores[place], self._evidence[place])
         prior[self._settled] = self._prior[self._settled]
         self._settled[place] = True
         self._prior = prior
-        return Known(self._answers, self._evidence, prior)
+        return Known(self._responses, self._evidence, prior)
 
     def digested(self) -> npt.NDArray[np.int64]:
         """What names a checkpoint: all answers so far."""
-        return self._answers.cpu().numpy()
+        return self._responses.cpu().numpy()
 
 
-def rehearse_split(
+def tune_split(
     features: Tensor,
     num_classes: int,
     epsilon: float,
@@ -328,31 +326,35 @@ def _largest_first(epsilon: float, delta: float, second: float) -> float:
     guess = _ROOT2 / gaussian_mu(epsilon - second, delta)
     # A little over: the noise of ε₁ is found from ε₁ again, and must not be less.
     std = 1.0001 * calibrate(
-        lambda noise: (Look(GridGaussian(noise, _ROOT2)), Look(PureDP(second))), epsilon, delta, guess=guess, rtol=1e-5
+        lambda noise: (Query(GridGaussian(noise, _ROOT2)), Query(PureDP(second))),
+        epsilon,
+        delta,
+        guess=guess,
+        rtol=1e-5,
     )
     return gaussian_epsilon(_ROOT2 / std, delta)
 
 
 def _expected(stage: Stage, head: Head, first: float, second: float, delta: float) -> float:
     noise = noise_by_width(noise_for(first, delta))
-    found = rehearse(stage.features, stage.num_classes, noise, heads=[head], draws=1, stage=stage)
+    found = tune(stage.features, stage.num_classes, noise, heads=[head], draws=1, stage=stage)
     right: list[float] = []
     for scores, labels in stage.play(found.plan, head, noise, 1):
-        law = PriorResponse(second, torch.softmax(found.scales[0].value * scores, dim=1).cpu().double().numpy())
-        inside = law.members()[np.arange(len(labels)), labels.cpu().numpy()]
-        right.append(float(np.mean(inside / (1.0 + (law.set_sizes() - 1.0) * math.exp(-second)))))
+        channel = PriorResponse(second, torch.softmax(found.scales[0].value * scores, dim=1).cpu().double().numpy())
+        inside = channel.members()[np.arange(len(labels)), labels.cpu().numpy()]
+        right.append(float(np.mean(inside / (1.0 + (channel.set_sizes() - 1.0) * math.exp(-second)))))
     return float(np.mean(right))
 
 
-def _look(first: float, delta: float) -> Look:
+def _query(first: float, delta: float) -> Query:
     noise = noise_for(first, delta)
-    return Look(event_of(noise))
+    return Query(event_of(noise))
 
 
 def _check_split(split: Split, epsilon: float, delta: float) -> None:
-    from labeldp.accounting.accountant import epsilon as epsilon_of
+    from labeldp.core.accountant import epsilon as epsilon_of
 
-    looks = (_look(split.first, delta), Look(PureDP(split.second)))
-    cost = epsilon_of(looks if split.second > 0 else looks[:1], delta)
+    queries = (_query(split.first, delta), Query(PureDP(split.second)))
+    cost = epsilon_of(queries if split.second > 0 else queries[:1], delta)
     if not cost <= epsilon * (1 + 1e-12):
         raise ValueError(f"split costs ε = {cost:.6g}, more than epsilon={epsilon}; see split_budget")

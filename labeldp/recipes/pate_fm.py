@@ -25,14 +25,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.certificate import Certificate
-from labeldp.accounting.voting import PUBLISHED_RATIO, voting_for_budget
-from labeldp.data.group_storage import load_groups, save_groups
-from labeldp.data.storage import digest
-from labeldp.learning.fit import Inputs, predict
-from labeldp.learning.objectives import on_classes
-from labeldp.private.teacher_votes import Answers, Rows, Teach, TeacherVotes, check_separate
-from labeldp.private.vault import LabelVault
+from labeldp.core.certificate import Certificate
+from labeldp.core.events import PUBLISHED_RATIO, voting_for_budget
+from labeldp.core.vault import LabelVault
+from labeldp.data.storage import digest, load_groups, save_groups
+from labeldp.learning.evidence import on_classes
+from labeldp.learning.train import Inputs, predict
+from labeldp.mechanisms.teachers import Responses, Rows, Teach, TeacherVotes, check_separate
 from labeldp.recipes.common import Fit, ask_once, check_rows, checkpoint_of, device_of, in_folder, question_note
 
 # Numbers of the rows asked about, (q,) → how teachers vote on them.
@@ -58,7 +57,7 @@ class Ballot:
 
     teachers: int = 800
     queries: int = 1000
-    answers: int = 250
+    responses: int = 250
     threshold: float | None = 0.5
     ratio: float = PUBLISHED_RATIO
     seed: int = 0
@@ -67,9 +66,9 @@ class Ballot:
     def question(self, teach: Teach, num_classes: int, epsilon: float, delta: float) -> TeacherVotes:
         """The mechanism with the least noise at (ε, δ)."""
         ratio = None if self.threshold is None else self.ratio
-        event = voting_for_budget(epsilon, delta, self.queries, self.answers, ratio)
+        event = voting_for_budget(epsilon, delta, self.queries, self.responses, ratio)
         return TeacherVotes(
-            teach, num_classes, self.teachers, self.queries, self.answers, event.noise_std,
+            teach, num_classes, self.teachers, self.queries, self.responses, event.noise_std,
             threshold=None if self.threshold is None else self.threshold * self.teachers,
             threshold_std=event.threshold_std, seed=self.seed, at_once=self.at_once,
         )  # fmt: skip
@@ -94,7 +93,7 @@ class TeacherLabels:
     """
 
     rows: Rows
-    classes: Answers
+    classes: Responses
     noise_std: float
     certificate: Certificate
 
@@ -112,14 +111,14 @@ def label(
 
     Args:
         teachers: the rows asked about → a `teach`, for example
-            `lambda rows: one_look_teachers(features, features[rows], num_classes)`.
+            `lambda rows: one_shot_teachers(features, features[rows], num_classes)`.
         ballot: how many teachers, queries and answers; `Ballot()` when None.
         folder: keeps the answers, so that they are not asked for twice. One folder for one kind of teachers.
 
     >>> from labeldp.learning.teachers import ridge_teachers
     >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(1000, 1)
     >>> vault = LabelVault([0, 1] * 1000, num_classes=2)
-    >>> few = Ballot(teachers=200, queries=40, answers=10)
+    >>> few = Ballot(teachers=200, queries=40, responses=10)
     >>> found = label(lambda rows: ridge_teachers(x, x[rows], 2), vault, epsilon=1.0, delta=1e-5, ballot=few)
     >>> len(found.rows), bool((found.classes == found.rows % 2).mean() > 0.8)
     (10, True)
@@ -132,9 +131,9 @@ def label(
     if kept is None or not kept.exists():
         # One teacher on made-up labels: a mistake in it must not cost privacy.
         check_separate(question, len(vault), teachers=1)
-    answers = ask_once(vault, question, kept, _note(vault, question, asked), save_groups, _load)
-    answered = np.flatnonzero(answers >= 0)
-    return TeacherLabels(asked[answered], answers[answered], question.noise_std, vault.certificate(delta))
+    responses = ask_once(vault, question, kept, _note(vault, question, asked), save_groups, _load)
+    answered = np.flatnonzero(responses >= 0)
+    return TeacherLabels(asked[answered], responses[answered], question.noise_std, vault.certificate(delta))
 
 
 def train(
@@ -183,7 +182,7 @@ def _checkpoint(folder: Path | None, found: TeacherLabels) -> dict[str, Path]:
 
 
 def _load(path: Path) -> npt.NDArray[np.int64]:
-    answers = load_groups(path)
-    if not isinstance(answers, np.ndarray):
+    responses = load_groups(path)
+    if not isinstance(responses, np.ndarray):
         raise ValueError(f"{path} holds counts, not answers of teachers; use a new folder")
-    return answers
+    return responses

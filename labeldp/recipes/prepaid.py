@@ -14,15 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.calibration import calibrate
-from labeldp.accounting.events import Event, Look
-from labeldp.accounting.gaussian import gaussian_mu
-from labeldp.accounting.tally import Tally
+from labeldp.budgets.calibrate import calibrate
+from labeldp.budgets.counter import QueryCounter
+from labeldp.core.events import Event, Query
+from labeldp.core.gaussian import gaussian_mu
+from labeldp.core.vault import LabelVault, Lease
 from labeldp.data.storage import digest
-from labeldp.learning.fit import Inputs, MakeOptimizer
-from labeldp.learning.kept import Kept
-from labeldp.learning.schedules import Schedule
-from labeldp.private.vault import LabelVault, Lease
+from labeldp.learning.descend import Kept
+from labeldp.learning.train import Inputs, MakeOptimizer, Schedule
 from labeldp.releases import NoisyGradient
 
 
@@ -30,7 +29,7 @@ class Run:
     """Prepaid looks, taken in order. With a folder they outlive the process; without one nothing is written.
 
     Before a look is drawn its number is on the disk, and before its gradient is used, so is the gradient. A killed
-    run so loses at most the look it was drawing, and never draws one twice. `vault.lease(..., tally=run.tally)` pays.
+    run so loses at most the look it was drawing, and never draws one twice. `vault.lease(..., counter=run.counter)` pays.
 
     Args:
         folder: where the run is kept.
@@ -39,7 +38,7 @@ class Run:
     """
 
     def __init__(self, folder: Path | None, question: Mapping[str, Any]) -> None:
-        self.tally: Tally | None = None
+        self.counter: QueryCounter | None = None
         self.kept: Kept | None = None
         self._begun = 0
         self._open = ExitStack()
@@ -47,9 +46,9 @@ class Run:
             return
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
-            self.tally = opened.enter_context(Tally(folder / "looks.tally", question))
-            self.kept = opened.enter_context(Kept(folder, self.tally.receipt))
-            self._begun = self.tally.total
+            self.counter = opened.enter_context(QueryCounter(folder / "looks.tally", question))
+            self.kept = opened.enter_context(Kept(folder, self.counter.query_id))
+            self._begun = self.counter.total
             if self._begun and self.kept.load() is None:
                 raise ValueError(f"{folder} has lost its checkpoint; put it back, or use a new folder and pay again")
             self._open = opened.pop_all()
@@ -66,10 +65,10 @@ class Run:
 
         Taken from there rather than calibrated again: another machine may round the last digit otherwise.
         """
-        charge = None if self.tally is None else self.tally.charge
+        charge = None if self.counter is None else self.counter.charge
         return None if charge is None else (float(charge["event"]["noise_std"]), int(charge["times"]))
 
-    def look(self, step: int, lease: Lease[NoisyGradient]) -> Tensor | None:
+    def query(self, step: int, lease: Lease[NoisyGradient]) -> Tensor | None:
         """The gradient of this step: kept from an earlier process, or drawn and kept; None if it was lost."""
         found = None if self.kept is None else self.kept.gradient(step)
         if found is not None or step < self._begun:
@@ -87,7 +86,7 @@ def least_noise(
     check_target(epsilon, delta)
     # What the central limit says; right when the noise is large.
     guess = diameter * rate * math.sqrt(times) / gaussian_mu(epsilon, delta)
-    return calibrate(lambda noise: (Look(event_of(noise), times),), epsilon, delta, guess=guess)
+    return calibrate(lambda noise: (Query(event_of(noise), times),), epsilon, delta, guess=guess)
 
 
 def check_target(epsilon: float, delta: float) -> None:
@@ -95,7 +94,7 @@ def check_target(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < math.inf:
         raise ValueError(
             f"epsilon={epsilon} cannot be reached with Gaussian noise; give a finite number greater than 0. To train "
-            "without privacy, reveal the labels and use labeldp.learning.fit"
+            "without privacy, reveal the labels and use labeldp.learning.train"
         )
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta} cannot be reached with Gaussian noise; give, say, 1e-5")

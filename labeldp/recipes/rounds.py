@@ -29,12 +29,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.events import Gaussian
-from labeldp.accounting.gaussian import gaussian_epsilon, gaussian_mu
-from labeldp.learning.encoders import Encoder
-from labeldp.learning.fit import Inputs, predict
-from labeldp.private.counts import GaussianNoise
-from labeldp.private.vault import LabelVault
+from labeldp.core.events import Gaussian
+from labeldp.core.gaussian import gaussian_epsilon, gaussian_mu
+from labeldp.core.vault import LabelVault
+from labeldp.features.encoders import Encoder
+from labeldp.learning.train import Inputs, predict
+from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.recipes import one_shot, students
 from labeldp.recipes.common import check_rows, device_of, in_folder
 from labeldp.recipes.groups import check_affordable
@@ -52,7 +52,7 @@ class Teach(Protocol):
         ...
 
 
-class LookOnce(Protocol):
+class QueryOnce(Protocol):
     """`one_shot.train` with its settings bound."""
 
     def __call__(
@@ -86,7 +86,7 @@ def train(
     epsilon: float,
     delta: float,
     shares: Sequence[float] = (0.5, 0.5),
-    look: LookOnce = one_shot.train,
+    query: QueryOnce = one_shot.train,
     teach: Teach = students.train,
     folder: Path | None = None,
 ) -> Rounds:
@@ -116,7 +116,7 @@ def train(
             seen = joined(features, _learnt(_body(model), inputs))
             guess = students.mixed()(guess, predict(model, inputs).softmax(dim=1))
             model.load_state_dict(first)
-        shots.append(look(seen, vault, epsilon=part, delta=delta, folder=place))
+        shots.append(query(seen, vault, epsilon=part, delta=delta, folder=place))
         guess = _taught(guess, shots, seen).to(device_of(model))
         model = teach(model, inputs, guess, folder=in_folder(place, "student"))
     return Rounds(model, tuple(shots), guess)
@@ -161,7 +161,7 @@ def _taught(guess: Tensor, shots: Sequence[OneShot], seen: Tensor) -> Tensor:
     head = shot.probabilities(seen)
     if len(shots) == 1:
         return head
-    corrected = students.corrected(guess.to(head.device), shot.noisy, shot.rehearsal.basis(seen))
+    corrected = students.corrected(guess.to(head.device), shot.noisy, shot.tuning.basis(seen))
     return torch.lerp(head, corrected, 0.5)
 
 

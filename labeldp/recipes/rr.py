@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import nn
 
-from labeldp.learning.fit import Inputs
-from labeldp.learning.objectives import on_answers
-from labeldp.private.vault import LabelVault
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import on_responses
+from labeldp.learning.train import Inputs
 from labeldp.recipes.common import Fit, response, train_once
 
 
@@ -21,4 +21,4 @@ def train(
     model: nn.Module, inputs: Inputs, vault: LabelVault, *, epsilon: float, fit: Fit, folder: Path | None = None
 ) -> nn.Module:
     """Ask every label once at `epsilon` and train on the answers. With a folder, a killed run can be resumed."""
-    return train_once(response(epsilon, vault, None), on_answers, model, inputs, vault, fit, folder)
+    return train_once(response(epsilon, vault, None), on_responses, model, inputs, vault, fit, folder)

@@ -19,16 +19,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from labeldp.accounting.events import PureDP
-from labeldp.learning.fit import Inputs
-from labeldp.learning.targets import evidence
-from labeldp.private.counts import GroupCounts, LaplaceNoise
-from labeldp.private.randomizers import PriorResponse
-from labeldp.private.shared import checked_epsilon
-from labeldp.private.vault import LabelVault
+from labeldp.core.events import PureDP
+from labeldp.core.vault import LabelVault, checked_epsilon
+from labeldp.learning.evidence import evidence
+from labeldp.learning.train import Inputs
+from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
+from labeldp.mechanisms.responses import PriorResponse
 from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
 from labeldp.recipes.groups import Grouping, ask_groups, check_affordable, group_numbers
-from labeldp.recipes.lp_mst import Known, Learn, hard_answers
+from labeldp.recipes.lp_mst import Known, Learn, hard_responses
 from labeldp.releases import FloatArray, NoisyCounts
 
 # Below this, noisy counts say nothing and their sampler refuses.
@@ -44,7 +43,7 @@ def train(
     fit: Fit,
     clusters: Grouping,
     prior_epsilon: float | None = None,
-    learn: Learn = hard_answers,
+    learn: Learn = hard_responses,
     folder: Path | None = None,
 ) -> nn.Module:
     """Count, answer, train: two looks, at `epsilon` in all.
@@ -52,7 +51,7 @@ def train(
     Args:
         clusters: what `kmeans(features, k=100)` returns, or each row's cluster number; found without labels.
         prior_epsilon: ε_p, say of `fitted_part`; `published_part` when None.
-        learn: what to minimise: `lp_mst.hard_answers` (published) or `lp_mst.posterior_of_model`, here with the
+        learn: what to minimise: `lp_mst.hard_responses` (published) or `lp_mst.posterior_of_model`, here with the
             clusters in the place of the model. `lp_mst.likelihood` takes no account of the prior: where a cluster
             leaves one answer only, it learns nothing from its rows.
         folder: keeps the counts, the answers and a checkpoint, so that a killed run resumes without asking again.
@@ -60,10 +59,10 @@ def train(
     check_rows(model, inputs, vault, vault.num_classes)
     groups, num_groups = group_numbers(clusters, vault)
     first, second = split_budget(epsilon, len(vault), num_groups, prior_epsilon)
-    counts_file, answers_file = in_folder(folder, "counts.npz"), in_folder(folder, "answers.npz")
-    check_affordable(vault, [(PureDP(first), counts_file), (PureDP(second), answers_file)])
+    counts_file, responses_file = in_folder(folder, "counts.npz"), in_folder(folder, "answers.npz")
+    check_affordable(vault, [(PureDP(first), counts_file), (PureDP(second), responses_file)])
     histograms = _histograms(groups, num_groups, vault, first, counts_file, epsilon)
-    private = ask(vault, PriorResponse(second, histograms.probabilities()[groups]), kept=answers_file)
+    private = ask(vault, PriorResponse(second, histograms.probabilities()[groups]), kept=responses_file)
     device = device_of(model)
     # An imagined row of every class: what noise and clipping hid stays possible.
     belief = torch.from_numpy(np.log1p(np.clip(histograms.counts, 0, None))).float()
@@ -72,7 +71,7 @@ def train(
         evidence(private, device),
         belief.to(device)[torch.from_numpy(groups).to(device)],
     )
-    return fit(model, inputs, learn(known), **checkpoint_of(folder, private.answers))
+    return fit(model, inputs, learn(known), **checkpoint_of(folder, private.responses))
 
 
 def cluster_prior(clusters: Grouping, vault: LabelVault, *, epsilon: float, folder: Path | None = None) -> FloatArray:
@@ -139,10 +138,10 @@ def split_budget(
     return epsilon - second, second
 
 
-def expected_accuracy(law: PriorResponse, prior: npt.ArrayLike) -> float:
+def expected_accuracy(channel: PriorResponse, prior: npt.ArrayLike) -> float:
     """The mean chance that an answer is the label, were the prior (n, K) true: public, and known before training."""
-    inside = np.where(law.members(), np.asarray(prior, dtype=np.float64), 0.0).sum(axis=-1)
-    return float(np.mean(inside / (1.0 + (law.set_sizes() - 1.0) * math.exp(-law.epsilon))))
+    inside = np.where(channel.members(), np.asarray(prior, dtype=np.float64), 0.0).sum(axis=-1)
+    return float(np.mean(inside / (1.0 + (channel.set_sizes() - 1.0) * math.exp(-channel.epsilon))))
 
 
 def _histograms(

@@ -29,20 +29,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from labeldp.learning import schedules
-from labeldp.learning.augment import Augment, compose, random_crop, random_flip
-from labeldp.learning.fit import Inputs, adam, predict
-from labeldp.learning.fit import fit as fit_model
-from labeldp.learning.moments import Axes, as_tensor, eigenbasis, power_law
-from labeldp.learning.objectives import Objective
-from labeldp.learning.plans import gram_of
-from labeldp.learning.simplex import project_to_simplex
-from labeldp.models.shared import checked_count
+from labeldp.features.augment import Augment, compose, random_crop, random_flip
+from labeldp.learning import train as schedules
+from labeldp.learning.evidence import Objective
+from labeldp.learning.heads import Axes, as_tensor, eigenbasis, power_law
+from labeldp.learning.projections import project_to_simplex
+from labeldp.learning.train import Inputs, adam, predict
+from labeldp.learning.train import fit as fit_model
+from labeldp.learning.tuning import gram_of
+from labeldp.models.zoo import checked_count
 from labeldp.recipes.common import Fit, checkpoint_of, device_of, in_folder
 from labeldp.releases import NoisyMoments
 
 if TYPE_CHECKING:
     from labeldp.recipes.one_shot import OneShot
+
 
 # Class probabilities (n, K) → how much each row counts, (n,).
 Weigh = Callable[[Tensor], Tensor]
@@ -67,12 +68,12 @@ def by_confidence(power: float = 1.0) -> Weigh:
     return weigh
 
 
-def surest(share: float = 0.5) -> Weigh:
+def most_confident(share: float = 0.5) -> Weigh:
     """1 for the surest rows of every predicted class, this share of each class's, and 0 for the others.
 
     Class by class, or the easy classes would crowd out the rest.
 
-    >>> surest(0.5)(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.45, 0.55]]))
+    >>> most_confident(0.5)(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.45, 0.55]]))
     tensor([1., 0., 1., 0.])
     """
     if not 0 < share <= 1:
@@ -107,7 +108,7 @@ def matched(noisy: NoisyMoments, rows: Tensor, share: float = 0.5) -> Relabel:
     """`mixed`, then `corrected` by the teacher's own moment: later generations cannot drift away from what was seen.
 
     Args:
-        noisy, rows: a moment and the features (n, d) it is of: `shot.noisy` and `shot.rehearsal.basis(features)`.
+        noisy, rows: a moment and the features (n, d) it is of: `shot.noisy` and `shot.tuning.basis(features)`.
     """
     axes, mix = eigenbasis(gram_of(rows)), mixed(share)
     return lambda teacher, student: corrected(mix(teacher, student).to(rows.device), noisy, rows, axes)
@@ -211,13 +212,13 @@ def train_after(
         generations: how often a student is trained.
         settings: any other of `train`.
     """
-    relabel = matched(shot.noisy, shot.rehearsal.basis(features)) if generations > 1 else None
+    relabel = matched(shot.noisy, shot.tuning.basis(features)) if generations > 1 else None
     given = {"relabel": relabel, "generations": generations, **settings}
     return train(model, inputs, shot.probabilities(features), **given)
 
 
 def usual_fit(inputs: Inputs, *, epochs: int | None = None, flip: bool | None = None, **settings: Any) -> Fit:
-    """`labeldp.learning.fit.fit` with settings for students, by the kind and size of the inputs.
+    """`labeldp.learning.train.fit` with settings for students, by the kind and size of the inputs.
 
     Adam with a one-cycle rate, batches of 512 (fewer where rows are few), `image_changes` for images (n, C, H, W) and
     mixup for everything else.

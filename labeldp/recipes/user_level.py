@@ -20,19 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labeldp.accounting.events import Event
-from labeldp.accounting.runs import meter
+from labeldp.budgets.calibrate import meter
+from labeldp.core.events import Event
 from labeldp.data.storage import digest, load_note, save_labels
-from labeldp.learning.descent import descend
-from labeldp.learning.fit import Inputs, MakeOptimizer, sgd
-from labeldp.learning.objectives import Objective, on_answers
-from labeldp.learning.schedules import Schedule, constant
-from labeldp.models.per_example import Loss, cross_entropy, refuse_batch_norm
-from labeldp.private.gradients import NormBound
-from labeldp.private.user_gradients import UserGradientSum
-from labeldp.private.user_responses import UserResponse
-from labeldp.private.user_rows import KeptRows, cap_rows
-from labeldp.private.users import UserVault
+from labeldp.learning.descend import descend
+from labeldp.learning.evidence import Objective, on_responses
+from labeldp.learning.train import Inputs, MakeOptimizer, Schedule, constant, sgd
+from labeldp.mechanisms.gradients.layers import Loss, cross_entropy
+from labeldp.mechanisms.gradients.per_example import refuse_batch_norm
+from labeldp.mechanisms.gradients.sums import NormBound
+from labeldp.mechanisms.gradients.users import UserGradientSum
+from labeldp.mechanisms.users import KeptRows, UserResponse, UserVault, cap_rows
 from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder
 from labeldp.recipes.denoisers import Batches, Projector, Secret, alt_conv
 from labeldp.recipes.labeldp_pro import Goal, Progress, Report
@@ -40,7 +38,7 @@ from labeldp.recipes.prepaid import Run, check_inputs, described, optimizer_in_w
 from labeldp.releases import NoisyLabels
 
 
-def train_on_answers(
+def train_on_responses(
     model: nn.Module,
     inputs: Inputs,
     vault: UserVault,
@@ -50,7 +48,7 @@ def train_on_answers(
     cap: int,
     alike: bool = False,
     delta: float = 0.0,
-    objective: Callable[[NoisyLabels, torch.device], Objective] = on_answers,
+    objective: Callable[[NoisyLabels, torch.device], Objective] = on_responses,
     seed: int = 0,
     folder: Path | None = None,
 ) -> nn.Module:
@@ -60,7 +58,7 @@ def train_on_answers(
         cap: how many rows of a user are used; users with fewer count theirs repeatedly, each with its one answer.
         alike: answer every label at ε/cap, as published, instead of ε/m for a user with m rows.
         delta: above 0, exact composition allows a user's many labels more than ε/m each; see `UserResponse`.
-        objective: what the answers teach: `on_answers` (published), `forward_corrected` or `debiased`.
+        objective: what the answers teach: `on_responses` (published), `forward_corrected` or `debiased`.
         seed: of the choice of rows, which is public.
         folder: keeps answers and checkpoint, so that a killed run resumes without asking again.
     """
@@ -70,7 +68,7 @@ def train_on_answers(
     question = UserResponse(epsilon, vault.num_classes, users, cap=cap if alike else None, delta=delta)
     private = ask_users(vault, question, kept, in_folder(folder, "answers.npz"))
     device = device_of(model)
-    settings: dict[str, Any] = {**checkpoint_of(folder, private.answers)}
+    settings: dict[str, Any] = {**checkpoint_of(folder, private.responses)}
     listed = torch.from_numpy(kept.listed()).to(device)
     return fit(model, rows_of(inputs, kept.rows), objective(private, device), rows=listed, **settings)
 
@@ -130,12 +128,12 @@ def train_on_gradients(
     with Run(folder, {} if folder is None else described(model, inputs, vault, **settings)) as run:
         noise, times = goal.terms(lambda noise: ask(noise_std=noise).event(), bound, rate, run.terms)
         question = ask(noise_std=noise)
-        lease = vault.lease(question, times, kept.rows, tally=run.tally)
+        lease = vault.lease(question, times, kept.rows, counter=run.counter)
         project = Projector(model, batches.parts[0], batches, denoiser, batch_users, loss, bound.radius)
         tell = None if report is None else _reporter(report, question.event(), times, delta, batches, project)
 
         def gradient(step: int) -> Tensor | None:
-            noisy = run.look(step, lease)
+            noisy = run.query(step, lease)
             return None if noisy is None else project(noisy.to(device_of(model)), step)
 
         return descend(

@@ -4,20 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from labeldp import (
-    BitFlip,
-    LabelVault,
-    LaplaceOneHot,
-    PriorResponse,
-    RandomizedResponse,
-    SecureRandom,
-    TopKResponse,
-    UserResponse,
-)
-from labeldp.accounting.events import PureDP
-from labeldp.audit import Claim, audit_answers, audit_mechanism
-from labeldp.audit.answers import drawn_trials, same_law
-from labeldp.private.users import Users
+from labeldp.audit.responses import audit_mechanism, audit_responses, drawn_trials, same_channel
+from labeldp.audit.result import Claim
+from labeldp.core.events import PureDP
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
+from labeldp.mechanisms.users import UserResponse, Users
+from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 from labeldp.releases import NoisyLabels
 
 N, K = 40_000, 5
@@ -57,7 +51,7 @@ def released(mechanism, truth, seed=1000):
 @every
 def test_honest_answers_stay_below_their_claim(mechanism):
     truth = labels()
-    result = audit_answers(released(mechanism, truth), truth, confidence=SURE, seed=0)
+    result = audit_responses(released(mechanism, truth), truth, confidence=SURE, seed=0)
     assert result.bound <= result.epsilon
     assert not result.contradicts
     assert "No contradiction" in result.verdict
@@ -74,7 +68,7 @@ def test_honest_mechanisms_stay_below_their_claim(mechanism):
 def test_the_bound_is_close_to_the_truth(epsilon, candidates):
     truth = np.arange(60_000) % K
     private = LabelVault(truth, K, rng=SecureRandom(1001)).release(RandomizedResponse(epsilon, K))
-    result = audit_answers(private, truth, candidates=candidates, confidence=0.95, seed=0)
+    result = audit_responses(private, truth, candidates=candidates, confidence=0.95, seed=0)
     assert 0.85 * epsilon < result.bound < 1.02 * epsilon
 
 
@@ -84,7 +78,7 @@ def test_half_the_noise_is_caught(name):
     truth = labels()
     for kind in ("answers", "mechanism"):
         if kind == "answers":
-            result = audit_answers(released(HONEST[name], truth), truth, Claim(0.5), confidence=SURE, seed=0)
+            result = audit_responses(released(HONEST[name], truth), truth, Claim(0.5), confidence=SURE, seed=0)
         else:
             result = audit_mechanism(Flagged(HONEST[name], 0.5), N, K, confidence=SURE, seed=0)
         assert result.contradicts
@@ -111,16 +105,16 @@ class Flagged:
 def test_three_percent_too_much_is_caught_among_many_rows():
     truth = np.arange(1_000_000) % 2
     private = LabelVault(truth, 2, rng=SecureRandom(1000)).release(RandomizedResponse(1.03, 2))
-    assert audit_answers(private, truth, Claim(1.0), seed=0).contradicts
+    assert audit_responses(private, truth, Claim(1.0), seed=0).contradicts
     honest = LabelVault(truth, 2, rng=SecureRandom(1000)).release(RandomizedResponse(1.0, 2))
-    assert not audit_answers(honest, truth, seed=0).contradicts
+    assert not audit_responses(honest, truth, seed=0).contradicts
 
 
 class OneShift(RandomizedResponse):
     """One draw for all rows: how far to move along the classes."""
 
     def sample(self, labels, rng):
-        shift = super().sample(np.zeros(1, dtype=np.uint8), rng).answers[0]
+        shift = super().sample(np.zeros(1, dtype=np.uint8), rng).responses[0]
         return NoisyLabels(self, (labels + shift) % self.num_classes)
 
 
@@ -129,7 +123,7 @@ def test_noise_that_all_rows_share_is_caught(seed):
     """Whether it keeps all labels or moves them all: other rows tell what was done to this one."""
     truth = labels()
     private = OneShift(0.5, K).sample(truth.astype(np.uint8), SecureRandom(seed))
-    result = audit_answers(private, truth, confidence=SURE, seed=0)
+    result = audit_responses(private, truth, confidence=SURE, seed=0)
     assert result.contradicts
     assert result.bound > 5
 
@@ -138,11 +132,11 @@ def test_noise_that_all_rows_share_is_caught(seed):
 def test_a_seed_that_can_be_guessed_is_caught(name):
     truth = labels(5000)
     mechanism = HONEST[name].take(np.arange(5000))
-    caught = audit_answers(released(mechanism, truth, seed=100), truth, confidence=SURE, seed=0)
+    caught = audit_responses(released(mechanism, truth, seed=100), truth, confidence=SURE, seed=0)
     assert caught.contradicts
     assert "small seed" in caught.attack
-    assert not audit_answers(released(mechanism, truth, seed=256), truth, confidence=SURE, seed=0).contradicts
-    assert not audit_answers(LabelVault(truth, K).release(mechanism), truth, confidence=SURE, seed=0).contradicts
+    assert not audit_responses(released(mechanism, truth, seed=256), truth, confidence=SURE, seed=0).contradicts
+    assert not audit_responses(LabelVault(truth, K).release(mechanism), truth, confidence=SURE, seed=0).contradicts
 
 
 class Reseeded(BitFlip):
@@ -160,9 +154,9 @@ def test_a_mechanism_that_leaks_one_class_only_is_caught():
     """The average over classes hides little of it: the pairs with that class are guessed almost always."""
     truth = labels()
     private = released(RandomizedResponse(0.5, K), truth)
-    answers = private.answers.copy()
-    answers[truth == 4] = 4
-    assert audit_answers(NoisyLabels(private.law, answers), truth, confidence=SURE, seed=0).contradicts
+    responses = private.responses.copy()
+    responses[truth == 4] = 4
+    assert audit_responses(NoisyLabels(private.channel, responses), truth, confidence=SURE, seed=0).contradicts
 
 
 def test_honest_releases_are_accused_as_rarely_as_promised():
@@ -170,7 +164,7 @@ def test_honest_releases_are_accused_as_rarely_as_promised():
     truth, accused = np.arange(2000) % 2, 0
     for seed in range(150):
         private = LabelVault(truth, 2, rng=SecureRandom(1000 + seed)).release(RandomizedResponse(1.0, 2))
-        accused += audit_answers(private, truth, confidence=0.9, seed=seed).contradicts
+        accused += audit_responses(private, truth, confidence=0.9, seed=seed).contradicts
     assert binom.sf(36, 150, 0.1) < 1e-6
     assert accused <= 36
 
@@ -189,8 +183,8 @@ def test_drawn_trials_are_fair():
 
 
 def test_rows_of_one_law_are_found():
-    assert set(same_law(released(RandomizedResponse(1.0, K), labels(100)))) == {0}
-    found = same_law(released(PriorResponse(1.0, prior(100)), labels(100)))
+    assert set(same_channel(released(RandomizedResponse(1.0, K), labels(100)))) == {0}
+    found = same_channel(released(PriorResponse(1.0, prior(100)), labels(100)))
     # The kinds of prior repeat every four rows; two of them allow all classes at this ε.
     assert (found[:96] == np.tile(found[:4], 24)).all()
     assert 1 < len(set(found)) <= 4
@@ -199,13 +193,13 @@ def test_rows_of_one_law_are_found():
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda p, y: audit_answers(p, y[:-1]), "39999"),
-        (lambda p, y: audit_answers(p, y + 3), "are not among 0"),
-        (lambda p, y: audit_answers(p, y.astype(float)), "not among"),
-        (lambda p, y: audit_answers(p, y, candidates=1), "candidates=1"),
-        (lambda p, y: audit_answers(p, y, candidates=K + 1), "candidates=6"),
-        (lambda p, y: audit_answers(p, y, confidence=1.0), "confidence"),
-        (lambda p, y: audit_answers(p.take(np.arange(30)), y[:30]), "too few rows"),
+        (lambda p, y: audit_responses(p, y[:-1]), "39999"),
+        (lambda p, y: audit_responses(p, y + 3), "are not among 0"),
+        (lambda p, y: audit_responses(p, y.astype(float)), "not among"),
+        (lambda p, y: audit_responses(p, y, candidates=1), "candidates=1"),
+        (lambda p, y: audit_responses(p, y, candidates=K + 1), "candidates=6"),
+        (lambda p, y: audit_responses(p, y, confidence=1.0), "confidence"),
+        (lambda p, y: audit_responses(p.take(np.arange(30)), y[:30]), "too few rows"),
     ],
 )
 def test_what_cannot_be_audited_is_refused_without_quoting_a_label(change, what):
@@ -217,6 +211,6 @@ def test_what_cannot_be_audited_is_refused_without_quoting_a_label(change, what)
 def test_the_same_seed_gives_the_same_result():
     truth = labels(5000)
     private = released(RandomizedResponse(1.0, K), truth)
-    assert audit_answers(private, truth, seed=3) == audit_answers(private, truth, seed=3)
-    values = audit_answers(private, truth, seed=3).to_json()
+    assert audit_responses(private, truth, seed=3) == audit_responses(private, truth, seed=3)
+    values = audit_responses(private, truth, seed=3).to_json()
     assert (values["verdict"] != "", values["contradicts"], values["epsilon"]) == (True, False, 1.0)

@@ -7,13 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labeldp import RandomizedResponse, SecureRandom, privatize
-from labeldp.audit.labels import read_labels
-from labeldp.audit.tables import audit_table
+from labeldp.audit.responses import audit_table
+from labeldp.core.random import SecureRandom
+from labeldp.data.door import read_labels
 from labeldp.data.request import TableError
-from labeldp.private.responses import SetResponse
+from labeldp.data.tables import privatize
+from labeldp.mechanisms.responses import RandomizedResponse, SetResponse
 from labeldp.releases import NoisyLabels
-from tests.test_cli import labeldp
+from tests.cli.test_cli import labeldp
 
 CLASSES = ["none", "mild", "severe"]
 
@@ -66,7 +67,7 @@ def test_half_the_noise_is_caught_and_is_exit_code_1(folder, monkeypatch):
     honest = SetResponse.sample
 
     def planted(self, labels, rng):
-        return NoisyLabels(self, honest(RandomizedResponse(2 * self.epsilon, self.num_classes), labels, rng).answers)
+        return NoisyLabels(self, honest(RandomizedResponse(2 * self.epsilon, self.num_classes), labels, rng).responses)
 
     monkeypatch.setattr(RandomizedResponse, "sample", planted)
     target = private(folder, "csv", name="halved")

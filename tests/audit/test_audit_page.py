@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from labeldp import audit
-from labeldp.accounting import accountant
-from labeldp.accounting.events import Gaussian, Look
-from labeldp.audit import Claim
-from labeldp.audit.result import Guesses, judged
+from labeldp.audit.result import Claim, Guesses, judged
 from labeldp.audit.separate import separate
 from labeldp.audit.training import guesses_of
-from tests.test_cli import labeldp
+from labeldp.core import accountant, gaussian
+from labeldp.core.events import Gaussian, Query
+from tests.cli.test_cli import labeldp
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "audit.md"
@@ -42,9 +41,9 @@ def test_the_functions_and_commands_exist():
 
 def test_the_figures_about_gaussian_noise_are_right():
     """5,000 canaries at ε = 1, median outcomes: known to be separate, and not."""
-    std = accountant.analytic_gaussian_std(1.0, 1e-5, 2.0)
-    looks = (Look(Gaussian(std, 2.0)),)
-    claim, rng = Claim(accountant.epsilon(looks, 1e-5), 1e-5, looks), np.random.default_rng(0)
+    std = gaussian.analytic_gaussian_std(1.0, 1e-5, 2.0)
+    queries = (Query(Gaussian(std, 2.0)),)
+    claim, rng = Claim(accountant.epsilon(queries, 1e-5), 1e-5, queries), np.random.default_rng(0)
     for noise, apart, together in ((std, 0.4, 0.05), (std / 2, 1.5, 0.3)):
         found = []
         for _ in range(15):

@@ -65,10 +65,10 @@ def test_an_honest_mechanism_is_accused_as_rarely_as_promised(epsilon, guesses, 
 def test_with_delta_the_worst_known_mechanisms_stay_below_it(delta, epsilon):
     """One tells everything with probability δ, the other tells each label with probability δ; answers otherwise."""
     many = 60
-    outcomes, answers = np.arange(1, many + 1), cap(epsilon)
+    outcomes, responses = np.arange(1, many + 1), cap(epsilon)
     allowed = np.array([p_value(int(v), many, epsilon, delta=delta, canaries=many) for v in outcomes])
-    everything = delta + (1 - delta) * binom.sf(outcomes - 1, many, answers)
-    each = binom.sf(outcomes - 1, many, delta + (1 - delta) * answers)
+    everything = delta + (1 - delta) * binom.sf(outcomes - 1, many, responses)
+    each = binom.sf(outcomes - 1, many, delta + (1 - delta) * responses)
     assert (everything <= allowed + 1e-12).all()
     assert (each <= allowed + 1e-12).all()
     assert (np.diff(allowed) <= 1e-12).all()
@@ -81,9 +81,9 @@ def test_delta_costs_power_and_more_canaries_cost_more():
 
 
 def test_a_formula_written_out_by_hand():
-    law = binom(10, cap(1.0))
-    chance = sum(law.pmf(i) for i in (8, 9, 10))
-    worst = max(sum(law.pmf(8 - j) for j in range(1, i + 1)) / i for i in range(1, 9))
+    channel = binom(10, cap(1.0))
+    chance = sum(channel.pmf(i) for i in (8, 9, 10))
+    worst = max(sum(channel.pmf(8 - j) for j in range(1, i + 1)) / i for i in range(1, 9))
     assert p_value(8, 10, 1.0, delta=0.01, canaries=20) == pytest.approx(chance + 2 * 20 * 0.01 * worst)
 
 

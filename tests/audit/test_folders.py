@@ -7,23 +7,26 @@ import numpy as np
 import pyarrow.csv as pacsv
 import pytest
 
+from labeldp.audit.folders import audit_folder
+from labeldp.audit.training import WitnessVault, by_moments, by_responses
+from labeldp.core.random import SecureRandom
+from labeldp.data import door
+from labeldp.data.door import Source
+from labeldp.estimator import spending
+from labeldp.mechanisms.counts import GaussianNoise
+from labeldp.mechanisms.moments import Moments
+from labeldp.mechanisms.responses import RandomizedResponse, SetResponse
+from labeldp.mechanisms.values import BinnedResponse
+from labeldp.releases import NoisyLabels
+from labeldp.results.folder import drafting
+from labeldp.results.training import result_of, trained
+from labeldp.results.verify import verify_folder
+from tests.cli.clihelp import HEADER, labeldp, rows, train, write_csv
+from tests.results.test_pictures import images
+
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from labeldp import RandomizedResponse, SecureRandom
-from labeldp.artifacts import drafting, sources, verify_folder
-from labeldp.artifacts.sources import Source
-from labeldp.artifacts.training import result_of, trained
-from labeldp.audit import audit_folder
-from labeldp.audit.witness import WitnessVault, by_answers, by_moments
-from labeldp.estimators import spending
-from labeldp.private.binned import BinnedResponse
-from labeldp.private.counts import GaussianNoise
-from labeldp.private.moments import Moments
-from labeldp.private.responses import SetResponse
-from labeldp.releases import NoisyLabels
-from tests.artifacts.test_pictures import pictures
-from tests.clihelp import HEADER, fresh_memory, labeldp, rows, train, write_csv  # noqa: F401
 
 COUNT = 1000
 # An honest recipe is accused by these tests once in 10⁹ runs at most.
@@ -86,8 +89,8 @@ def test_json_is_one_object(place, tmp_path, capsys):
 
 def test_a_gaussian_look_is_held_against_its_own_curve(place):
     """The ledger's looks at δ = 1e-7: a larger ε than at the folder's δ, and what the bound stands beside."""
-    from labeldp.accounting.certificate import read
-    from labeldp.accounting.ledger import worst_epsilon
+    from labeldp.core.certificate import read
+    from labeldp.core.ledger import worst_epsilon
 
     found = audit_folder(place / "one", seed=0, confidence=SURE)
     certificate = read(place / "one" / "certificate.json")
@@ -115,11 +118,11 @@ def test_every_kind_of_method_can_be_run_again(tmp_path, method):
 
 
 def test_pictures_are_audited_too(tmp_path, monkeypatch):
-    own = Source("mnist", "", ("up", "down"), pictures(400, 0), None, None)
+    own = Source("mnist", "", ("up", "down"), images(400, 0), None, None)
     result = result_of(own, trained(own, 2.0, method="rr"), 2.0, None, {"table": "mnist", "seed": 0})
     with drafting(tmp_path / "model") as draft:
         draft.write(result)
-    monkeypatch.setattr(sources, "named_source", lambda _: own)
+    monkeypatch.setattr(door, "named_source", lambda _: own)
     found = audit_folder(tmp_path / "model", seed=0, confidence=SURE).result
     assert 0.5 < found.bound < 2.0
 
@@ -147,14 +150,14 @@ def test_no_label_is_read(place, monkeypatch):
     def refuse(*_, **__):
         pytest.fail("a label was read")
 
-    monkeypatch.setattr(sources, "read_labels", refuse)
-    monkeypatch.setattr(sources, "read_numbers", refuse)
+    monkeypatch.setattr(door, "read_labels", refuse)
+    monkeypatch.setattr(door, "read_numbers", refuse)
     audit_folder(place / "rr", seed=0)
 
 
 def test_rows_that_are_no_canaries_have_the_labels_that_the_model_predicts(place, monkeypatch):
-    from labeldp.artifacts.models import load
     from labeldp.audit import folders
+    from labeldp.results.training import load
 
     sealed, honest = [], folders.WitnessVault
 
@@ -179,7 +182,7 @@ def test_half_the_noise_is_caught(place, tmp_path, monkeypatch, capsys):
     honest = SetResponse.sample
 
     def planted(self, labels, rng):
-        return NoisyLabels(self, honest(RandomizedResponse(2 * self.epsilon, self.num_classes), labels, rng).answers)
+        return NoisyLabels(self, honest(RandomizedResponse(2 * self.epsilon, self.num_classes), labels, rng).responses)
 
     monkeypatch.setattr(RandomizedResponse, "sample", planted)
     folder = copied(place, "rr", tmp_path / "model")
@@ -202,20 +205,20 @@ def test_half_the_noise_on_numbers_is_caught(place, monkeypatch):
         from dataclasses import replace
 
         louder = BinnedResponse(2.5 * self.epsilon, self.bins, self.outputs)
-        return replace(honest(louder, labels, rng), law=honest(self, labels, rng).law)
+        return replace(honest(louder, labels, rng), channel=honest(self, labels, rng).channel)
 
     monkeypatch.setattr(BinnedResponse, "sample", planted)
     assert audit_folder(place / "number", seed=0).result.contradicts
 
 
 def test_a_recipe_that_spends_otherwise_is_not_taken_for_the_folders(place, monkeypatch):
-    from labeldp.estimators import methods
+    from labeldp.estimator import methods
     from labeldp.recipes import rr
 
     def cheaper(model, inputs, vault, *, epsilon, fit):
         return rr.train(model, inputs, vault, epsilon=epsilon / 2, fit=fit)
 
-    monkeypatch.setitem(methods.METHODS, "rr", methods._answers(cheaper))
+    monkeypatch.setitem(methods.METHODS, "rr", methods._responses(cheaper))
     with pytest.raises(ValueError, match="made by another version"):
         audit_folder(place / "rr")
 
@@ -225,13 +228,13 @@ def test_a_recipe_that_spends_otherwise_is_not_taken_for_the_folders(place, monk
 
 def test_answers_of_parts_add_up():
     vault = WitnessVault([0, 1, 1, 0], 2)
-    law = RandomizedResponse(1.0, 2)
-    first, second = vault.release(law), vault.release(law, rows=[2, 0])
-    found = by_answers(vault.seen, 4, [0, 1])
+    channel = RandomizedResponse(1.0, 2)
+    first, second = vault.release(channel), vault.release(channel, rows=[2, 0])
+    found = by_responses(vault.seen, 4, [0, 1])
     expected = first.log_likelihood()
     expected[[2, 0]] += second.log_likelihood()
     assert found == pytest.approx(expected)
-    assert by_answers([], 4, [0, 1]) is None
+    assert by_responses([], 4, [0, 1]) is None
 
 
 @pytest.mark.parametrize("canaries", [60, 40])

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
-from labeldp import LabelVault, RandomizedResponse, SecureRandom
-from labeldp.audit import Claim, audit_observed
+from labeldp.audit.result import Claim
+from labeldp.audit.training import audit_observed
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.responses import RandomizedResponse
 
 SURE = 1 - 1e-6
 N, K = 30_000, 4
@@ -17,7 +20,7 @@ def world(seed=0):
     return proxy, (proxy.cumsum(axis=1)[:, :-1] < rng.random((N, 1))).sum(axis=1)
 
 
-def answers(labels, epsilon, seed=1000):
+def responses(labels, epsilon, seed=1000):
     return LabelVault(labels, K, rng=SecureRandom(seed)).release(RandomizedResponse(epsilon, K))
 
 
@@ -25,7 +28,7 @@ def answers(labels, epsilon, seed=1000):
 def test_honest_models_stay_below(epsilon):
     """The most a model can know: the proxy and the private answers, put together by Bayes."""
     proxy, labels = world()
-    known = np.log(proxy) + answers(labels, epsilon).log_likelihood()
+    known = np.log(proxy) + responses(labels, epsilon).log_likelihood()
     result = audit_observed(known, labels, proxy, Claim(epsilon), confidence=SURE, seed=0)
     assert result.bound <= epsilon
     assert "labels are drawn from the proxy" in result.verdict
@@ -41,7 +44,7 @@ def test_a_model_that_only_knows_the_proxy_is_never_accused():
 @pytest.mark.parametrize("epsilon", [0.5, 1.5])
 def test_half_the_noise_is_caught(epsilon):
     proxy, labels = world()
-    known = np.log(proxy) + answers(labels, 2 * epsilon).log_likelihood()
+    known = np.log(proxy) + responses(labels, 2 * epsilon).log_likelihood()
     assert audit_observed(known, labels, proxy, Claim(epsilon), confidence=SURE, seed=0).contradicts
 
 
@@ -62,7 +65,7 @@ def test_a_wrong_proxy_accuses_unless_its_error_is_allowed_for():
     assert "e^20" in spared.verdict
     # A little wrong: log-odds off by 0.2 at most are covered by exactly that.
     bent = proxy * np.exp(np.random.default_rng(1).uniform(-0.1, 0.1, size=proxy.shape))
-    known = np.log(proxy) + answers(labels, 1.0).log_likelihood()
+    known = np.log(proxy) + responses(labels, 1.0).log_likelihood()
     result = audit_observed(known, labels, bent, Claim(1.0), proxy_error=0.2, confidence=SURE, seed=0)
     assert 0.2 < result.bound <= 1.0
 

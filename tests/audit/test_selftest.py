@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from labeldp import SecureRandom
-from labeldp.accounting.events import PureDP
-from labeldp.audit import self_test
-from labeldp.audit.selftest import subjects
-from labeldp.private import binned, counts, responses, user_responses, vectors, votes
+from labeldp.audit.selftest import self_test, subjects
+from labeldp.core.events import PureDP
+from labeldp.core.random import SecureRandom
+from labeldp.mechanisms import counts, responses, users, values, vectors
+from labeldp.mechanisms import counts as votes
 
 pytest.importorskip("torch", reason="recipes need PyTorch")
 
@@ -50,11 +50,11 @@ def test_bounds_for_gaussian_recipes_are_worth_something(name):
 @pytest.mark.parametrize("name", PURE)
 def test_less_noise_than_claimed_is_caught_in_answers(name, monkeypatch):
     """Each mechanism claims a third of what it spends."""
-    for place in (responses.SetResponse, vectors.VectorResponse, votes.GroupVotes, binned.BinnedResponse):
+    for place in (responses.SetResponse, vectors.VectorResponse, votes.GroupVotes, values.BinnedResponse):
         monkeypatch.setattr(place, "event", lambda self: PureDP(self.epsilon / 3))
     monkeypatch.setattr(counts.GroupCounts, "event", lambda self: PureDP(self.noise.epsilon / 3))
-    charges = user_responses.UserResponse.charges
-    monkeypatch.setattr(user_responses.UserResponse, "charges", lambda *asked: a_third(charges(*asked)))
+    charges = users.UserResponse.charges
+    monkeypatch.setattr(users.UserResponse, "charges", lambda *asked: a_third(charges(*asked)))
     result = audited(name, 3.0)
     assert result.epsilon == pytest.approx(1.0)
     assert result.contradicts

@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from labeldp import GaussianNoise, GroupCounts, LabelVault, RandomizedResponse, SecureRandom
-from labeldp.accounting.events import Gaussian, Look, PureDP
-from labeldp.audit import Claim, audit_runs, audit_training
+from labeldp.audit.result import Claim
 from labeldp.audit.separate import separate
-from labeldp.audit.training import guesses_of
+from labeldp.audit.training import audit_runs, audit_training, guesses_of
+from labeldp.core.events import Gaussian, PureDP, Query
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.counts import GaussianNoise, GroupCounts
+from labeldp.mechanisms.responses import RandomizedResponse
 
 SURE = 1 - 1e-6
 ZEROS = np.zeros(3000, dtype=np.int64)
@@ -201,28 +204,28 @@ def test_a_stop_that_looks_at_one_label_shows_in_many_runs():
 # --- many runs ---------------------------------------------------------------------------------------------------
 
 
-def one_row(epsilon, less=1.0, delta=1e-5, looks=True):
+def one_row(epsilon, less=1.0, delta=1e-5, queries=True):
     """A Gaussian count of a single label, with a bias that the attacker has to find out."""
     std, rng = GaussianNoise.for_budget(epsilon, delta).std, np.random.default_rng(0)
-    event = Look(Gaussian(std, math.sqrt(2.0)))
+    event = Query(Gaussian(std, math.sqrt(2.0)))
 
     def train(labels):
         told = np.eye(2)[labels] + rng.normal(size=(len(labels), 2)) * std / less + np.array([3.0, 0.0])
-        return told, Claim(epsilon, delta, (event,) if looks else ())
+        return told, Claim(epsilon, delta, (event,) if queries else ())
 
     return train
 
 
 @pytest.mark.parametrize("looks", [True, False])
-def test_many_runs_find_missing_noise(looks):
+def test_many_runs_find_missing_noise(queries):
     labels = np.zeros(1, dtype=np.int64)
     # Of one point of the curve less is known than of all of it, and so more must be wrong to be seen.
     honest, planted = (
-        audit_runs(one_row(3.0, less, looks=looks), labels, 2, row=0, runs=20_000, confidence=SURE, seed=0)
-        for less in (1.0, 2.0 if looks else 8.0)
+        audit_runs(one_row(3.0, less, queries=queries), labels, 2, row=0, runs=20_000, confidence=SURE, seed=0)
+        for less in (1.0, 2.0 if queries else 8.0)
     )
     assert honest.bound <= 3.0 < planted.bound
-    assert honest.bound > (2.0 if looks else 0.3)
+    assert honest.bound > (2.0 if queries else 0.3)
 
 
 # --- separate canaries -------------------------------------------------------------------------------------------
@@ -238,17 +241,17 @@ def test_separate_counts_only_what_was_not_chosen_by():
 def test_pure_looks_can_be_audited_as_separate_ones():
     rng = np.random.default_rng(0)
     coins = rng.choice([-1, 1], size=20_000)
-    answers = np.where(rng.random(20_000) < math.e / (1 + math.e), coins, -coins)
-    attack = separate("answers", coins, answers)
-    claim = Claim(1.0, 0.0, (Look(PureDP(1.0)),))
+    responses = np.where(rng.random(20_000) < math.e / (1 + math.e), coins, -coins)
+    attack = separate("answers", coins, responses)
+    claim = Claim(1.0, 0.0, (Query(PureDP(1.0)),))
     assert 0.85 < attack.bound(claim, 0.999) <= 1.0
     assert attack.p_value(claim) > 0.01
-    assert attack.p_value(Claim(0.5, 0.0, (Look(PureDP(0.5)),))) < 1e-9
+    assert attack.p_value(Claim(0.5, 0.0, (Query(PureDP(0.5)),))) < 1e-9
 
 
 def test_the_curve_is_not_broken_by_its_own_mechanism():
     """200 honest Gaussian audits at 90%: more than 45 accusations would have a chance below 1e-6."""
-    rng, claim = np.random.default_rng(0), Claim(2.0, 1e-5, (Look(Gaussian(4.0, 2.0)),))
+    rng, claim = np.random.default_rng(0), Claim(2.0, 1e-5, (Query(Gaussian(4.0, 2.0)),))
     accused = 0
     for _ in range(200):
         coins = rng.choice([-1, 1], size=2000)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labeldp.data import official as facts
+from labeldp.data import files as facts
 
 _COLUMNS = """
 timestamp uid campaign conversion conversion_timestamp conversion_id attribution click click_pos click_nb cost cpo

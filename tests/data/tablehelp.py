@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from labeldp.data.tables import TableError, privatize
+from labeldp.data.request import TableError
+from labeldp.data.tables import privatize
 
 
 def names(folder: Path) -> list[str]:

@@ -5,12 +5,15 @@ import traceback
 import numpy as np
 import pytest
 
-from labeldp import Budget, RandomizedResponse, SecureRandom
-from labeldp.data.attribution import attribution_by_user, sealed_by_user
-from labeldp.data.benchmarks import MissingDataError, criteo_attribution
+from labeldp.core.ledger import Budget
+from labeldp.core.random import SecureRandom
+from labeldp.data.benchmarks import criteo_attribution
+from labeldp.data.files import MissingDataError
 from labeldp.data.splits import Columns
-from labeldp.data.synthetic_attribution import CARDINALITIES, synthetic_attribution_stand_in
-from labeldp.private.users import UserVault
+from labeldp.data.synthetic import CARDINALITIES, synthetic_attribution_stand_in
+from labeldp.data.table_files import attribution_by_user, sealed_by_user
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.mechanisms.users import UserVault
 from tests.data.benchmarkhelp import criteo, put
 from tests.data.test_benchmarks import ATTRIBUTION, FILE, JOURNEYS
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labeldp import Budget, SecureRandom
-from labeldp.data import official as facts
-from labeldp.data.benchmarks import CorruptDataError, MissingDataError, fashion_mnist, kmnist, mnist
-from labeldp.data.locate import digest
+from labeldp.core.ledger import Budget
+from labeldp.core.random import SecureRandom
+from labeldp.data import files as facts
+from labeldp.data.benchmarks import fashion_mnist, kmnist, mnist
+from labeldp.data.files import CorruptDataError, MissingDataError, digest
 from tests.data.benchmarkhelp import images_hold_nothing_else, put, put_idx, tiny, truth
 
 IDX = [(mnist, facts.MNIST), (fashion_mnist, facts.FASHION_MNIST), (kmnist, facts.KMNIST)]

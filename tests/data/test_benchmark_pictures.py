@@ -8,9 +8,9 @@ import tarfile
 import numpy as np
 import pytest
 
-from labeldp.data import official as facts
-from labeldp.data.benchmarks import CorruptDataError, MissingDataError, cifar10, cifar100, cinic10
-from labeldp.data.locate import digest
+from labeldp.data import files as facts
+from labeldp.data.benchmarks import cifar10, cifar100, cinic10
+from labeldp.data.files import CorruptDataError, MissingDataError, digest
 from tests.data.benchmarkhelp import (
     cifar_records,
     images_hold_nothing_else,
@@ -158,8 +158,8 @@ def test_cinic10_folders(tmp_path, inside):
     assert found.train.shape == found.test.shape == (20, 3, 32, 32)
     # Each picture still has its own label, and the order of rows is not the order of classes.
     seeds = {1000 + 10 * code + copy: code for code in range(10) for copy in (0, 1)}
-    pictures = {random_bytes(32, 32, 3, seed=seed).tobytes(): code for seed, code in seeds.items()}
-    assert [pictures[image.transpose(1, 2, 0).tobytes()] for image in found.test] == found.test_labels.tolist()
+    images = {random_bytes(32, 32, 3, seed=seed).tobytes(): code for seed, code in seeds.items()}
+    assert [images[image.transpose(1, 2, 0).tobytes()] for image in found.test] == found.test_labels.tolist()
     labels = truth(found)
     assert sorted(labels) == sorted([*range(10), *range(10)])
     assert labels != sorted(labels)

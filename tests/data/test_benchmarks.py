@@ -10,11 +10,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from labeldp import Budget
-from labeldp.data import benchmarks
-from labeldp.data import official as facts
-from labeldp.data.benchmarks import CorruptDataError, MissingDataError, adult, criteo_attribution, load, movielens_1m
-from labeldp.data.locate import digest
+from labeldp.core.ledger import Budget
+from labeldp.data import benchmarks, files
+from labeldp.data.benchmarks import adult, criteo_attribution, load, movielens_1m
+from labeldp.data.files import CorruptDataError, MissingDataError, digest
 from tests.data.benchmarkhelp import criteo, put, tiny, truth
 
 NAMES = [
@@ -49,14 +48,14 @@ def ratings(rows) -> bytes:
 
 def test_movielens_splits_and_shifts(tmp_path):
     put(tmp_path / "movielens_1m" / "ml-1m" / "ratings.dat", ratings(RATED))
-    found = movielens_1m(tmp_path, budget=Budget(1.0), official=tiny(facts.MOVIELENS_1M, 50))
+    found = movielens_1m(tmp_path, budget=Budget(1.0), official=tiny(files.MOVIELENS_1M, 50))
     assert (len(found.train), len(found.test), found.num_classes) == (40, 10, 5)
     assert (found.train.num_users, found.train.num_items) == (6040, 3952)
     known = {(user - 1, item - 1): stars - 1 for user, item, stars in RATED}
     pairs = list(zip(found.test.users.tolist(), found.test.items.tolist(), strict=True))
     assert [known[pair] for pair in pairs] == found.test_labels.tolist()
     assert found.train.users.base is None or found.train.users.base.nbytes == found.train.users.nbytes
-    open_again = movielens_1m(tmp_path, official=tiny(facts.MOVIELENS_1M, 50))
+    open_again = movielens_1m(tmp_path, official=tiny(files.MOVIELENS_1M, 50))
     trained = list(zip(found.train.users.tolist(), found.train.items.tolist(), strict=True))
     assert [known[pair] for pair in trained] == truth(open_again)
     assert not set(trained) & set(pairs)
@@ -66,7 +65,7 @@ def test_the_split_of_movielens_does_not_depend_on_ratings(tmp_path):
     put(tmp_path / "a" / "movielens_1m" / "ratings.dat", ratings(RATED))
     changed = sorted(((user, item, 6 - stars) for user, item, stars in RATED), key=lambda row: row[2])
     put(tmp_path / "b" / "movielens_1m" / "ratings.dat", ratings(changed), zipped=True)
-    first, second = (movielens_1m(tmp_path / side, official=tiny(facts.MOVIELENS_1M, 50)) for side in "ab")
+    first, second = (movielens_1m(tmp_path / side, official=tiny(files.MOVIELENS_1M, 50)) for side in "ab")
     assert np.array_equal(first.train.users, second.train.users)
     assert np.array_equal(first.train.items, second.train.items)
 
@@ -76,7 +75,7 @@ def test_movielens_out_of_its_zip(tmp_path):
     archive = tmp_path / "movielens_1m" / "ml-1m.zip"
     with zipfile.ZipFile(archive, "w") as bundle:
         bundle.writestr("ml-1m/ratings.dat", ratings(RATED))
-    official = tiny(facts.MOVIELENS_1M, 50, digests={"ml-1m.zip": digest(archive.read_bytes(), "md5")})
+    official = tiny(files.MOVIELENS_1M, 50, digests={"ml-1m.zip": digest(archive.read_bytes(), "md5")})
     assert len(movielens_1m(tmp_path, official=official).vault) == 40
     with pytest.raises(CorruptDataError, match=r"ml-1m\.zip .* is not the official file"):
         movielens_1m(tmp_path)
@@ -89,7 +88,7 @@ ODD_LINES = ["1::2::3\n", "1::2::secret::9\n", "7000::2::3::9\n", "1::0::3::9\n"
 def test_movielens_lines_of_another_kind(tmp_path, line):
     put(tmp_path / "movielens_1m" / "ratings.dat", ratings(RATED) + line.encode())
     with pytest.raises(CorruptDataError, match="is not made of lines user::item::rating::time") as caught:
-        movielens_1m(tmp_path, official=tiny(facts.MOVIELENS_1M, 51))
+        movielens_1m(tmp_path, official=tiny(files.MOVIELENS_1M, 51))
     assert "secret" not in str(caught.value)
     assert caught.value.__context__ is None
 
@@ -100,7 +99,7 @@ def test_movielens_rows_and_ratings_are_checked(tmp_path):
         movielens_1m(tmp_path)
     put(tmp_path / "movielens_1m" / "ratings.dat", ratings([(user, item, 6) for user, item, _ in RATED]))
     with pytest.raises(ValueError, match="40 out of range"):
-        movielens_1m(tmp_path, official=tiny(facts.MOVIELENS_1M, 50))
+        movielens_1m(tmp_path, official=tiny(files.MOVIELENS_1M, 50))
 
 
 # -- Adult ------------------------------------------------------------------------------------------------------
@@ -120,7 +119,7 @@ def put_adult(root, train=None):
 
 def test_adult_files(tmp_path):
     put_adult(tmp_path)
-    found = adult(tmp_path, official=tiny(facts.ADULT, 2, 1))
+    found = adult(tmp_path, official=tiny(files.ADULT, 2, 1))
     assert found.train.numeric.dtype == np.float32
     assert found.train.numeric[:, 0].tolist() == [-1.0, 1.0]
     assert found.test.numeric.tolist() == [[0.0] * 6]
@@ -147,15 +146,15 @@ def test_adult_files_of_another_kind(tmp_path):
         adult(tmp_path)
     put_adult(tmp_path, train=PEOPLE[0] + "1, 2, >50K\n")
     with pytest.raises(CorruptDataError, match=r"1 of 2 lines of adult\.data do not have 15 fields"):
-        adult(tmp_path, official=tiny(facts.ADULT, 2, 1))
+        adult(tmp_path, official=tiny(files.ADULT, 2, 1))
     put_adult(tmp_path, train=PEOPLE[0] + ">50K, " + PEOPLE[1].rpartition(", ")[0] + "\n")
     with pytest.raises(CorruptDataError, match="a numeric column holds text") as caught:
-        adult(tmp_path, official=tiny(facts.ADULT, 2, 1))
+        adult(tmp_path, official=tiny(files.ADULT, 2, 1))
     assert "50K" not in str(caught.value)
     assert caught.value.__context__ is None
     put_adult(tmp_path, train=PEOPLE[0] + PEOPLE[1].replace(">50K", "rich"))
     with pytest.raises(ValueError, match="1 out of range") as refused:
-        adult(tmp_path, official=tiny(facts.ADULT, 2, 1))
+        adult(tmp_path, official=tiny(files.ADULT, 2, 1))
     assert "rich" not in str(refused.value)
 
 
@@ -181,7 +180,7 @@ JOURNEYS = [
         click(uid, cat=uid),
     )
 ]
-ATTRIBUTION = tiny(facts.CRITEO_ATTRIBUTION, len(JOURNEYS))
+ATTRIBUTION = tiny(files.CRITEO_ATTRIBUTION, len(JOURNEYS))
 
 
 def test_criteo_keeps_clicks_and_credits_the_last(tmp_path):

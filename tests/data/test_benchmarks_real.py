@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labeldp import RandomizedResponse
 from labeldp.data import benchmarks
+from labeldp.mechanisms.responses import RandomizedResponse
 
 ROOT = Path(os.environ.get("LABELDP_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -27,7 +27,7 @@ def start(array):
 
 
 # name, training shape, test labels per class, digest of the first training and test image
-PICTURES = [
+IMAGES = [
     ("mnist", (60_000, 1, 28, 28), [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
      "23ceaef5eb61f0e7", "8f6a418c9a639f9e"),
     ("fashion_mnist", (60_000, 1, 28, 28), [1000] * 10, "5bd44e331a6d6998", "ffc7351ed0f8bae5"),
@@ -38,7 +38,7 @@ PICTURES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "shape", "counts", "first", "first_test"), PICTURES, ids=[row[0] for row in PICTURES])
+@pytest.mark.parametrize(("name", "shape", "counts", "first", "first_test"), IMAGES, ids=[row[0] for row in IMAGES])
 def test_pictures(name, shape, counts, first, first_test):
     found = loaded(name)
     assert found.train.shape == shape
@@ -49,8 +49,8 @@ def test_pictures(name, shape, counts, first, first_test):
     assert found.num_classes == len(found.classes) == len(counts)
     if first is not None:
         assert (start(found.train[0]), start(found.test[0])) == (first, first_test)
-    answers = found.vault.release(RandomizedResponse(epsilon=1.0, num_classes=found.num_classes))
-    assert len(answers) == shape[0]
+    responses = found.vault.release(RandomizedResponse(epsilon=1.0, num_classes=found.num_classes))
+    assert len(responses) == shape[0]
 
 
 def test_adult_from_official_files_equals_the_bundled_copy(monkeypatch, tmp_path):

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from labeldp import GaussianNoise, GroupCounts, GroupVotes, LabelVault, LaplaceNoise, SecureRandom
-from labeldp.data.group_storage import load_groups, save_groups
-from labeldp.data.storage import load_note
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.data.storage import load_groups, load_note, save_groups
+from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, GroupVotes, LaplaceNoise
 
 GROUPS = np.arange(30) % 3
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeldp.accounting.journal import Journal
-from labeldp.accounting.ledger import Budget, BudgetExceededError
-from labeldp.data import csvscan
-from labeldp.data.csvfile import cell_text, open_csv
-from labeldp.data.request import Sealer, checked
-from labeldp.data.tables import TableError, privatize, read_private, verify_file
-from labeldp.private.randomness import SecureRandom
+from labeldp.budgets.journal import Journal
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.data import csv as csvscan
+from labeldp.data.csv import cell_text, open_csv
+from labeldp.data.request import Sealer, TableError, checked
+from labeldp.data.tables import privatize, read_private, verify_file
 from tests.data.tablehelp import names, refused
 
 # At this epsilon the answer is the label, for all that a test can tell.
@@ -87,7 +87,7 @@ def test_classes_that_need_quotes_are_quoted(tmp_path):
     data = b"y,x\n" + b"".join(cell + b",1\n" for cell in cells)
     assert cells == [b'"a,b"', b'"say ""x"""', b'"two\nlines"', b'""', b" spaced "]
     assert run(tmp_path, data, classes=classes) == data
-    assert read_private(tmp_path / "out.csv").labels.answers.tolist() == [0, 1, 2, 3, 4]
+    assert read_private(tmp_path / "out.csv").labels.responses.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_classes_that_differ_in_quotes_are_told_apart(tmp_path):
@@ -106,7 +106,7 @@ def test_quoting_of_the_original_cell_never_survives(tmp_path):
 def test_other_delimiters(tmp_path, suffix, delimiter, mark):
     data = b"x,1%sy\n1,5%sa\n2%sb\n".replace(b"%s", mark)
     assert run(tmp_path, data, suffix=suffix, delimiter=delimiter) == data
-    assert read_private(tmp_path / f"out{suffix}").labels.answers.tolist() == [0, 1]
+    assert read_private(tmp_path / f"out{suffix}").labels.responses.tolist() == [0, 1]
 
 
 def test_the_output_does_not_depend_on_a_label_at_epsilon_0(tmp_path):
@@ -327,7 +327,7 @@ def test_bad_settings_are_refused_before_anything_is_charged(tmp_path, change, m
     if "target" in settings:
         settings["target"] = tmp_path / settings["target"]
     refused(source, match, **settings)
-    assert journal.looks() == ()
+    assert journal.queries() == ()
 
 
 def test_a_source_that_is_no_file(tmp_path):
@@ -347,14 +347,14 @@ def test_priors_are_read_and_read_back(tmp_path):
     data = ("p,q,r,y\n" + "\n".join(lines) + "\n").encode()
     out = run(tmp_path, data, classes=["a", "b", "c"], epsilon=1.0, prior_columns=["p", "q", "r"])
     private = read_private(tmp_path / "out.csv")
-    assert private.labels.law.describe()["mechanism"] == "prior-response"
+    assert private.labels.channel.describe()["mechanism"] == "prior-response"
     assert np.isfinite(private.labels.log_likelihood()).all()
     assert out.count(b"\n") == 401
     run(
         tmp_path, data, classes=list("abc"), epsilon=1.0, prior_columns=["p", "q", "r"], mechanism="top-k-response", k=2
     )
     top = read_private(tmp_path / "out.csv").labels
-    assert (top.answers != prior.argmin(axis=1)).all()
+    assert (top.responses != prior.argmin(axis=1)).all()
 
 
 @pytest.mark.parametrize("cell", ["nan", "-1", "inf", "-inf", "1e301"])

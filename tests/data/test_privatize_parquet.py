@@ -21,10 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeldp.accounting.journal import Journal
-from labeldp.data import parquetfile
+from labeldp.budgets.journal import Journal
+from labeldp.core.random import SecureRandom
+from labeldp.data import parquet as parquetfile
 from labeldp.data.tables import privatize, read_private, verify_file
-from labeldp.private.randomness import SecureRandom
 from tests.data.tablehelp import names, refused
 
 # At this epsilon the answer is the label, for all that a test can tell.
@@ -143,7 +143,7 @@ def test_label_types_are_kept(tmp_path, kind, classes, values):
     assert new.schema.field("y").type == old.schema.field("y").type
     assert new["y"].to_pylist() == values
     private = read_private(tmp_path / "out.parquet")
-    assert sorted(private.labels.answers.tolist()) == [0, 1]
+    assert sorted(private.labels.responses.tolist()) == [0, 1]
     assert private.features.equals(old.drop_columns("y"))
     assert private.classes == tuple(str(name) for name in classes)
 
@@ -194,10 +194,10 @@ def test_vector_answers_are_fixed_size_lists(tmp_path):
         assert new.schema.field(1).type == pa.list_(value, 2)
         same_columns(old, new)
         private = read_private(tmp_path / "out.parquet")
-        assert private.labels.answers.shape == (3, 2)
-        assert private.labels.answers.dtype == value.to_pandas_dtype()
+        assert private.labels.responses.shape == (3, 2)
+        assert private.labels.responses.dtype == value.to_pandas_dtype()
         assert private.labels.hard().tolist() == [0, 1, 0]
-        assert private.labels.law.describe()["mechanism"] == mechanism
+        assert private.labels.channel.describe()["mechanism"] == mechanism
         assert verify_file(tmp_path / "out.parquet") == ()
 
 
@@ -375,7 +375,7 @@ def test_bad_columns_are_refused_before_anything_is_charged(tmp_path):
     refused(source, "'z' is not in the file", label="z", **settings)
     refused(source, "'n.q' is not in the file", label="n.q", **settings)
     refused(source, "delimiter=','", label="s", delimiter=",", **settings)
-    assert journal.looks() == ()
+    assert journal.queries() == ()
 
 
 def test_priors(tmp_path):
@@ -384,12 +384,12 @@ def test_priors(tmp_path):
     table = pa.table({"p": prior[:, 0].astype(np.float32), "y": ["a"] * 300, "q": prior[:, 1]})
     run(tmp_path, table, epsilon=1.0, prior_columns=["p", "q"])
     private = read_private(tmp_path / "out.parquet")
-    assert private.labels.law.describe()["mechanism"] == "prior-response"
+    assert private.labels.channel.describe()["mechanism"] == "prior-response"
     sure = ~private.labels.informative()
     assert sure.any()
-    assert (private.labels.answers[sure] == prior.argmax(axis=1)[sure]).all()
+    assert (private.labels.responses[sure] == prior.argmax(axis=1)[sure]).all()
     run(tmp_path, table, epsilon=1.0, prior_columns=["p", "q"], mechanism="top-k-response", k=1)
-    assert (read_private(tmp_path / "out.parquet").labels.answers == prior.argmax(axis=1)).all()
+    assert (read_private(tmp_path / "out.parquet").labels.responses == prior.argmax(axis=1)).all()
 
 
 def test_bad_priors_are_counted_and_no_label_is_touched(tmp_path):
@@ -512,7 +512,7 @@ def test_many_classes(tmp_path):
     classes = [f"k{i}" for i in range(3000)]
     _, new, _ = run(tmp_path, pa.table({"x": range(3000), "y": classes}), classes=classes)
     assert new["y"].to_pylist() == classes
-    assert read_private(tmp_path / "out.parquet").labels.answers.tolist() == list(range(3000))
+    assert read_private(tmp_path / "out.parquet").labels.responses.tolist() == list(range(3000))
 
 
 # -- interrupts, limits, memory -------------------------------------------------------------------------------
@@ -563,7 +563,7 @@ def test_privatizing_imports_neither_pandas_nor_torch(tmp_path):
 
 CHILD = """
 import sys, time
-from labeldp.accounting.journal import Journal
+from labeldp.budgets.journal import Journal
 from labeldp.data import parquetfile
 from labeldp.data.tables import TableError, privatize
 from pathlib import Path

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from labeldp.accounting.certificate import certify, read, verify
-from labeldp.accounting.events import PureDP
-from labeldp.accounting.ledger import Ledger
-from labeldp.data import publish
-from labeldp.data.publish import certificate_path, publishing
+from labeldp.core.certificate import certify, read, verify
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Ledger
+from labeldp.core.random import SecureRandom
+from labeldp.data import tables
 from labeldp.data.request import TableError
-from labeldp.private.randomness import SecureRandom
+from labeldp.data.tables import certificate_path, publishing
 
 
 def claim():
@@ -108,7 +108,7 @@ def test_disk_errors_become_sentences(tmp_path, code, words):
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError(errno.EIO, "")])
 def test_an_interrupt_while_publishing_leaves_nothing(tmp_path, monkeypatch, at, stop):
     calls = []
-    real_link, real_flush = os.link, publish.flush
+    real_link, real_flush = os.link, tables.flush
 
     def link(path, final):
         calls.append(final)
@@ -124,7 +124,7 @@ def test_an_interrupt_while_publishing_leaves_nothing(tmp_path, monkeypatch, at,
         real_flush(path)
 
     monkeypatch.setattr(os, "link", link)
-    monkeypatch.setattr(publish, "flush", flush)
+    monkeypatch.setattr(tables, "flush", flush)
     with pytest.raises((KeyboardInterrupt, TableError)):
         write(tmp_path / "out.csv")
     assert names(tmp_path) == []

@@ -11,10 +11,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from labeldp.accounting import certificate as certificates
-from labeldp.accounting.certificate import _checksum
-from labeldp.data.tables import TableError, certificate_path, privatize, read_private, verify_file
-from labeldp.private.randomness import SecureRandom
+from labeldp.core import certificate as certificates
+from labeldp.core.certificate import _checksum
+from labeldp.core.random import SecureRandom
+from labeldp.data.request import TableError
+from labeldp.data.tables import certificate_path, privatize, read_private, verify_file
 
 CLASSES = ("no", "yes", "maybe")
 
@@ -46,7 +47,7 @@ def test_what_a_learner_gets(artifact):
     assert private.label == "y"
     assert private.classes == CLASSES
     assert private.labels.num_classes == 3
-    assert private.labels.law.epsilon == 1.5
+    assert private.labels.channel.epsilon == 1.5
     assert private.certificate is not None
     assert private.certificate.epsilon == 1.5
     spread = np.ptp(private.labels.log_likelihood(), axis=1)

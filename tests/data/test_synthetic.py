@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labeldp import Budget
+from labeldp.core.ledger import Budget
 from labeldp.data.synthetic import synthetic_stand_in
 from tests.data.benchmarkhelp import truth
 

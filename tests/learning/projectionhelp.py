@@ -41,7 +41,7 @@ def nearest_in_hull(candidate, noisy):
     return candidate.flatten(0, 1).T @ torch.from_numpy(weights / weights.sum())
 
 
-def nearest_in_row_hull(candidate, noisy):
+def nearest_in_row_simplex(candidate, noisy):
     """By a general solver (SLSQP), from the best of its own starts."""
     many, classes, _ = candidate.shape
     matrix, target = candidate.flatten(0, 1).numpy() / many, noisy.numpy()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from labeldp.learning.augment import compose, random_crop
+from labeldp.features.augment import compose, random_crop
 
 K, SIDE = 3, 8
 _STROKES = np.stack([np.eye(4), np.fliplr(np.eye(4)), np.tile([0.0, 1, 0, 1], (4, 1))])

@@ -4,14 +4,11 @@ import pytest
 import torch
 from torch import Generator, nn
 
-from labeldp.learning import ahead
-from labeldp.learning.ahead import Ahead
-from labeldp.learning.fit import fit, sgd
+from labeldp.learning import train as ahead
+from labeldp.learning.evidence import on_classes
 from labeldp.learning.fixmatch import fixmatch
-from labeldp.learning.loop import PausedError
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.objectives import on_classes
-from labeldp.learning.schedules import constant
+from labeldp.learning.train import Ahead, PausedError, constant, fit, sgd
 from tests.learning.semihelp import STRONG, WEAK, network, pictures, weights
 
 PLAIN = {"optimizer": sgd(0.01), "seed": 3}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from labeldp.learning.bins import expected_loss, nearest_distribution, optimal_bins
-from labeldp.private.binned import BinnedResponse
+from labeldp.mechanisms.values import BinnedResponse
 
 
 def huber(outputs, labels):
@@ -55,9 +55,9 @@ def least_over_all_randomizers(histogram, values, epsilon, losses):
     sums = np.hstack([np.kron(np.eye(m), np.ones(c)), np.zeros((m, c))])
     tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
     limits = np.vstack([low, high]), np.zeros(2 * m * c)
-    answer = linprog(cost, *limits, sums, np.ones(m), bounds=(0, None), options=tight)
-    assert answer.status == 0
-    return answer.fun
+    response = linprog(cost, *limits, sums, np.ones(m), bounds=(0, None), options=tight)
+    assert response.status == 0
+    return response.fun
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
@@ -124,8 +124,8 @@ def test_the_table_over_the_number_of_bins_agrees(seed):
 def test_the_expected_loss_is_that_of_the_mechanism():
     histogram, values, _ = random_problem(3, 12, 12)
     bins, outputs = optimal_bins(histogram, values, 1.5)
-    law = BinnedResponse(1.5, bins, outputs)
-    chances = np.concatenate([law.probabilities(level) for level in range(12)])[:, : len(outputs)]
+    channel = BinnedResponse(1.5, bins, outputs)
+    chances = np.concatenate([channel.probabilities(level) for level in range(12)])[:, : len(outputs)]
     direct = (histogram / histogram.sum()) @ (chances * (outputs - values[:, None]) ** 2).sum(axis=1)
     assert expected_loss(histogram, values, 1.5, bins, outputs) == pytest.approx(direct, rel=1e-12)
 
@@ -145,8 +145,8 @@ def test_squared_outputs_are_posterior_means():
 def test_bins_are_bins(loss, seed, m, epsilon):
     histogram, values, _ = random_problem(seed, m, m)
     bins, outputs = optimal_bins(histogram, values, epsilon, loss)
-    law = BinnedResponse(epsilon, bins, outputs)
-    assert law.num_classes == m
+    channel = BinnedResponse(epsilon, bins, outputs)
+    assert channel.num_classes == m
     assert (np.diff(outputs) > 0).all()
     assert values[0] <= outputs[0]
     assert outputs[-1] <= values[-1]

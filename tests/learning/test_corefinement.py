@@ -10,15 +10,20 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import log_softmax
 
-from labeldp.learning import corefinement
-from labeldp.learning.corefinement import co_refine
-from labeldp.learning.fit import accuracy, adam
-from labeldp.learning.loop import PausedError
-from labeldp.learning.mixmatch import mixed_loss, refined, sharpened
-from labeldp.learning.mixtures import by_mixture, by_response
-from labeldp.learning.schedules import constant
-from labeldp.learning.semisupervised import from_classes
-from labeldp.learning.two_networks import Pair, TwoNetworks, another
+from labeldp.learning import dividemix
+from labeldp.learning.dividemix import (
+    Pair,
+    TwoNetworks,
+    another,
+    by_mixture,
+    by_response,
+    co_refine,
+    mixed_loss,
+    refined,
+    sharpened,
+)
+from labeldp.learning.evidence import from_classes
+from labeldp.learning.train import PausedError, accuracy, adam, constant
 from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, probed, weights
 
 SETTINGS = {
@@ -26,7 +31,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def answers(right, n=600, seed=0):
+def responses(right, n=600, seed=0):
     """Right with this chance, else any other class."""
     generator = np.random.default_rng(seed)
     labels = pictures(n)[1].numpy()
@@ -35,7 +40,7 @@ def answers(right, n=600, seed=0):
 
 
 def run(epochs=3, model=None, **settings):
-    given_ = {**SETTINGS, "warmup": 1, "labels": from_classes(answers(0.8, 150), K), **settings}
+    given_ = {**SETTINGS, "warmup": 1, "labels": from_classes(responses(0.8, 150), K), **settings}
     labels = given_.pop("labels")
     return co_refine(model or network(), pictures(150)[0], labels, epochs=epochs, **given_)
 
@@ -81,13 +86,13 @@ def test_the_loss_by_the_formula():
 def test_known_noise_is_bayes_rule():
     """Randomized response with K classes at ε, and the network's prediction as prior, one row at a time."""
     epsilon, p = 1.3, probabilities(50, 3).double()
-    answer = torch.arange(50) % 4
+    response = torch.arange(50) % 4
     keep = math.exp(epsilon) / (math.exp(epsilon) + 3)
     likelihood = torch.full((50, 4), (1 - keep) / 3, dtype=torch.double)
-    likelihood[torch.arange(50), answer] = keep
+    likelihood[torch.arange(50), response] = keep
     joint = p * likelihood
-    expected = joint[torch.arange(50), answer] / joint.sum(dim=1)
-    losses = -p[torch.arange(50), answer].log()
+    expected = joint[torch.arange(50), response] / joint.sum(dim=1)
+    losses = -p[torch.arange(50), response].log()
     assert torch.allclose(by_response(epsilon)(losses), expected, atol=1e-6)
     assert by_response(epsilon)(torch.zeros(1)).item() > 0.999
     with pytest.raises(ValueError, match="epsilon"):
@@ -127,9 +132,9 @@ def test_targets_use_both_networks_where_there_is_no_label(monkeypatch):
             return self.p.expand(len(images), -1)
 
     seen = []
-    real = corefinement.mixed_loss
+    real = dividemix.mixed_loss
     monkeypatch.setattr(
-        corefinement,
+        dividemix,
         "mixed_loss",
         lambda logits, targets, *rest: seen.append((targets, rest)) or real(logits, targets, *rest),
     )
@@ -150,7 +155,7 @@ def test_targets_use_both_networks_where_there_is_no_label(monkeypatch):
 
 def test_few_labels_and_many_rows_without_one():
     """Sixty labels among 600 rows, nine tenths right; as many steps as asked for, though they fill one batch only."""
-    told, labels = [], answers(0.9)
+    told, labels = [], responses(0.9)
     labels[60:] = -1
     settings = {**SETTINGS, "epochs": 8, "warmup": 3, "steps": 15, "report": told.append}
     pair = co_refine(network(), pictures()[0], from_classes(labels, K), **settings)
@@ -178,7 +183,7 @@ def test_steps_are_counted(monkeypatch):
 def test_learns_through_noise_and_knows_how_much_there_was(judged):
     """Two fifths of the labels are wrong; few predictions are, and as many labels are believed as are right."""
     images, labels = pictures()
-    private, told = answers(0.6), []
+    private, told = responses(0.6), []
     judge = by_mixture() if judged == "mixture" else by_response(math.log(3))
     settings = {**SETTINGS, "epochs": 12, "warmup": 6, "judge": judge, "report": told.append}
     pair = co_refine(network(), images, from_classes(private, K), **settings)
@@ -200,7 +205,7 @@ def test_a_paused_run_goes_on_as_if_it_had_not(tmp_path, history):
 def test_a_checkpoint_of_other_labels_is_refused(tmp_path):
     run(checkpoint=tmp_path / "c.pt")
     with pytest.raises(ValueError, match="other data or settings"):
-        run(checkpoint=tmp_path / "c.pt", labels=from_classes(answers(0.7, 150), K))
+        run(checkpoint=tmp_path / "c.pt", labels=from_classes(responses(0.7, 150), K))
     with pytest.raises(ValueError, match="other data or settings"):
         run(checkpoint=tmp_path / "c.pt", threshold=0.6)
 

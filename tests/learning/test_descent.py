@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp.learning.descent import descend, rmsprop
-from labeldp.learning.fit import adam, sgd
-from labeldp.learning.kept import Kept
-from labeldp.learning.schedules import cosine, linear
+from labeldp.learning.descend import Kept, descend, rmsprop
+from labeldp.learning.train import adam, cosine, linear, sgd
 
 
 def network():

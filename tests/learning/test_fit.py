@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp.learning import schedules
-from labeldp.learning.augment import compose, cutout, random_crop, random_flip
-from labeldp.learning.fit import accuracy, adam, fit, predict, sgd
-from labeldp.learning.objectives import on_classes
+from labeldp.features.augment import compose, cutout, random_crop, random_flip
+from labeldp.learning import train as schedules
+from labeldp.learning.evidence import on_classes
+from labeldp.learning.train import accuracy, adam, fit, predict, sgd
 
 
 def problem(n=400, seed=0):

@@ -8,12 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from labeldp.learning import fixmatch as module
-from labeldp.learning.averaged import Averaged
-from labeldp.learning.fit import accuracy, adam, fit, sgd
+from labeldp.learning.evidence import on_classes
 from labeldp.learning.fixmatch import consistency, fixmatch, seven_sixteenths, three_views, weights_sgd
-from labeldp.learning.loop import PausedError
-from labeldp.learning.objectives import on_classes
-from labeldp.learning.schedules import constant
+from labeldp.learning.train import Averaged, PausedError, accuracy, adam, constant, fit, sgd
 from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
 
 SETTINGS = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "average": 0.9}

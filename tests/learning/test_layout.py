@@ -4,14 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp.learning import layout
-from labeldp.learning.corefinement import co_refine
-from labeldp.learning.fit import fit, sgd
+from labeldp.learning import train as layout
+from labeldp.learning.dividemix import co_refine
+from labeldp.learning.evidence import from_classes, on_classes
 from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.objectives import on_classes
-from labeldp.learning.schedules import constant
-from labeldp.learning.semisupervised import from_classes
+from labeldp.learning.train import constant, fit, sgd
 from tests.learning.semihelp import STRONG, WEAK, K, pictures, weights
 
 N = 96

@@ -2,9 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp.learning.fit import adam, sgd
-from labeldp.learning.loop import PausedError, minimise
-from labeldp.learning.schedules import constant, linear
+from labeldp.learning.train import PausedError, adam, constant, linear, minimise, sgd
 
 
 def settings(**changes):

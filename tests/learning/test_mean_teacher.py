@@ -8,16 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
-from labeldp import LabelVault, SecureRandom
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
 from labeldp.learning import mean_teacher as module
-from labeldp.learning.fit import accuracy, adam
-from labeldp.learning.loop import PausedError
+from labeldp.learning.evidence import Labels, evidence, forward_corrected, on_classes, posterior
 from labeldp.learning.mean_teacher import mean_teacher, told
-from labeldp.learning.objectives import forward_corrected, on_classes
-from labeldp.learning.schedules import constant
-from labeldp.learning.semisupervised import Labels
-from labeldp.learning.targets import evidence, posterior
-from labeldp.private.randomizers import RandomizedResponse
+from labeldp.learning.train import PausedError, accuracy, adam, constant
+from labeldp.mechanisms.responses import RandomizedResponse
 from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
 
 SETTINGS = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "average": 0.9}

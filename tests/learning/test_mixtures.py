@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeldp.learning.mixtures import best_split, two_gaussians
+from labeldp.learning.dividemix import best_split, two_gaussians
 
 
 def losses(n=3000, share=0.4, seed=0, apart=1.5):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from labeldp.learning.moments import class_shares, eigenbasis, power_law, ridge, shrinkage
+from labeldp.learning.heads import class_shares, eigenbasis, power_law, ridge, shrinkage
 from labeldp.releases import NoisyMoments
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from labeldp.learning import heads
-from labeldp.learning.heads import hull, hull_head, ridge_head, softmax_head
-from labeldp.learning.moments import eigenbasis, ridge, shrinkage
+from labeldp.learning.heads import eigenbasis, hull, hull_head, ridge, ridge_head, shrinkage, softmax_head
 from tests.learning.test_moments import accuracy, blobs, moment_of
 
 # -- softmax ------------------------------------------------------------------------------------------------------

@@ -4,11 +4,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from labeldp.learning.projections import Projected, PublicGradients, hull, none, row_hull, span
-from labeldp.private.gradients import DiameterBound, NormBound
-from tests.learning.projectionhelp import candidates, duality_gap, nearest_in_hull, nearest_in_row_hull, network, rows
+from labeldp.learning.projections import Projected, PublicGradients, hull, none, row_simplex, span
+from labeldp.mechanisms.gradients.sums import DiameterBound, NormBound
+from tests.learning.projectionhelp import (
+    candidates,
+    duality_gap,
+    nearest_in_hull,
+    nearest_in_row_simplex,
+    network,
+    rows,
+)
 
-SETS = {"hull": (hull, False), "row_hull": (row_hull, True)}
+SETS = {"hull": (hull, False), "row_hull": (row_simplex, True)}
 
 
 def problem(seed, many=5, classes=3, scale=0.3, **settings):
@@ -29,8 +36,8 @@ def test_hull_is_the_independent_solution(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_row_hull_is_the_independent_solution(seed):
     public, matrix, noisy = problem(seed)
-    found = row_hull(noisy, public, tolerance=1e-13)
-    assert (found.gradient - nearest_in_row_hull(matrix, noisy)).norm() <= 1e-6
+    found = row_simplex(noisy, public, tolerance=1e-13)
+    assert (found.gradient - nearest_in_row_simplex(matrix, noisy)).norm() <= 1e-6
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -96,7 +103,7 @@ def test_stopping_early_is_admitted(name):
     assert rough.objective > fine.objective
 
 
-@pytest.mark.parametrize("project", [span, hull, row_hull])
+@pytest.mark.parametrize("project", [span, hull, row_simplex])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_with_and_without_the_matrix(project, clip):
     dense, _, noisy = problem(1, many=200, clip=clip)
@@ -107,7 +114,7 @@ def test_with_and_without_the_matrix(project, clip):
     assert (one.gradient - other.gradient).norm() <= 1e-4 * one.gradient.norm()
 
 
-@pytest.mark.parametrize("project", [span, hull, row_hull])
+@pytest.mark.parametrize("project", [span, hull, row_simplex])
 def test_float32_networks(project):
     double, _, noisy = problem(4, many=50, scale=1.0)
     model, inputs = network(4, dtype=torch.float32), rows(4, 50, dtype=torch.float32)
@@ -121,7 +128,7 @@ def test_float32_networks(project):
 def test_the_sets_contain_each_other():
     """row hull ⊂ hull ⊂ span: a larger set has a nearer point."""
     public, _, noisy = problem(5, scale=1.0)
-    distances = [project(noisy, public, tolerance=1e-8).objective for project in (span, hull, row_hull)]
+    distances = [project(noisy, public, tolerance=1e-8).objective for project in (span, hull, row_simplex)]
     assert distances == sorted(distances)
     assert torch.equal(none(noisy, public).gradient, noisy)
 
@@ -131,7 +138,7 @@ def test_the_true_mean_gradient_stays_where_it_is():
     public, matrix, _ = problem(6, many=10)
     labels = torch.arange(10) % 3
     truth = matrix[torch.arange(10), labels].mean(0)
-    for project in (span, hull, row_hull):
+    for project in (span, hull, row_simplex):
         found = project(truth, public, tolerance=1e-6)
         assert (found.gradient - truth).norm() <= 0.01 * truth.norm()
 
@@ -141,7 +148,7 @@ def test_projection_takes_noise_away():
     labels = torch.arange(60) % 3
     truth = matrix[torch.arange(60), labels].mean(0)
     noisy = truth + torch.randn(len(truth), generator=torch.Generator().manual_seed(0)).double()
-    errors = [(project(noisy, public).gradient - truth).norm() for project in (none, hull, row_hull)]
+    errors = [(project(noisy, public).gradient - truth).norm() for project in (none, hull, row_simplex)]
     assert errors[2] < errors[1] < 0.5 * errors[0]
 
 
@@ -191,7 +198,7 @@ def test_smoothing_mixes_in_the_mean_of_all_candidates(name):
 # -- degenerate problems -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("project", [span, hull, row_hull])
+@pytest.mark.parametrize("project", [span, hull, row_simplex])
 def test_candidates_that_are_all_zero(project):
     public = PublicGradients(nn.Linear(2, 3, bias=False), torch.zeros(4, 2))
     found = project(torch.randn(6), public)
@@ -228,7 +235,7 @@ def test_one_class(name):
     assert found.gradient.tolist() == pytest.approx([0.5, 0.5] if per_row else [1.0, 0.0], abs=1e-3)
 
 
-@pytest.mark.parametrize("project", [span, hull, row_hull])
+@pytest.mark.parametrize("project", [span, hull, row_simplex])
 def test_a_zero_noisy_gradient(project):
     """Zero is in the hull of every row for the cross-entropy: the model's prediction has no gradient."""
     for dtype in (torch.float32, torch.float64):
@@ -239,7 +246,7 @@ def test_a_zero_noisy_gradient(project):
         assert found.iterations <= 8
 
 
-@pytest.mark.parametrize("project", [span, hull, row_hull])
+@pytest.mark.parametrize("project", [span, hull, row_simplex])
 def test_rows_given_twice(project):
     model, inputs = network(1), rows(1, 5)
     noisy = torch.randn(31, generator=torch.Generator().manual_seed(1)).double()
@@ -261,7 +268,7 @@ def test_a_noisy_gradient_inside_the_set(name):
 # -- refusals ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("project", [span, hull, row_hull])
+@pytest.mark.parametrize("project", [span, hull, row_simplex])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_noise_that_is_not_a_number_is_refused(project, value):
     public, _, noisy = problem(0)
@@ -270,7 +277,7 @@ def test_noise_that_is_not_a_number_is_refused(project, value):
         project(noisy, public)
 
 
-@pytest.mark.parametrize("project", [hull, row_hull])
+@pytest.mark.parametrize("project", [hull, row_simplex])
 def test_candidates_that_are_not_numbers_are_refused(project):
     inputs = rows(0, 5)
     inputs[2, 1] = torch.inf
@@ -280,12 +287,12 @@ def test_candidates_that_are_not_numbers_are_refused(project):
 
 def test_settings_out_of_range_are_refused():
     public, _, noisy = problem(0)
-    for project in (span, hull, row_hull):
+    for project in (span, hull, row_simplex):
         with pytest.raises(ValueError, match=r"noisy has shape \(30,\); the model has 31"):
             project(noisy[:30], public)
         with pytest.raises(ValueError, match="tolerance=0"):
             project(noisy, public, tolerance=0.0)
-    for project in (hull, row_hull):
+    for project in (hull, row_simplex):
         with pytest.raises(ValueError, match="smoothing=1"):
             project(noisy, public, smoothing=1.5)
     with pytest.raises(ValueError, match="clip=0"):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeldp.learning.ranking import auc
+from labeldp.results.measure import auc
 
 
 def by_pairs(scores, labels):

@@ -3,9 +3,10 @@ import functools
 import numpy as np
 import torch
 
-from labeldp import LabelVault, SecureRandom
-from labeldp.learning.fit import adam, fit, predict
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
 from labeldp.learning.ratings import expected_rating, root_mean_square_error
+from labeldp.learning.train import adam, fit, predict
 from labeldp.models.zoo import collaborative_filter
 from labeldp.recipes import forward, lp_mst, rr
 

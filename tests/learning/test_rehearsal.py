@@ -12,10 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeldp.learning.heads import hull_head, ridge_head, softmax_head
-from labeldp.learning.moments import eigenbasis, ridge
-from labeldp.learning.plans import Plan, gram_of, prepare, spectrum
-from labeldp.learning.rehearsal import class_sums, rehearse, rehearsed
+from labeldp.learning.heads import eigenbasis, hull_head, ridge, ridge_head, softmax_head
+from labeldp.learning.tuning import Plan, class_sums, gram_of, prepare, spectrum, tune, tuned
 from tests.learning.test_moments import accuracy, rng
 
 
@@ -98,20 +96,20 @@ def test_features_without_spread_and_bad_plans_are_refused():
 
 
 def test_nothing_here_could_hold_a_label():
-    names = set(inspect.signature(rehearse).parameters)
+    names = set(inspect.signature(tune).parameters)
     assert not {name for name in names if "label" in name or "vault" in name or name in {"y", "targets"}}
 
 
 def test_the_same_seed_gives_the_same_choice_and_scores():
     features = spread_out()
-    first, second = (rehearse(features, 4, 20.0, plans=[Plan(4), Plan(16)], seed=5) for _ in range(2))
+    first, second = (tune(features, 4, 20.0, plans=[Plan(4), Plan(16)], seed=5) for _ in range(2))
     assert first.tried == second.tried
     assert first.plan == second.plan
 
 
 def test_less_noise_more_directions():
     features, _ = modes()
-    ranks = [rehearse(features, 5, noise, heads=[ridge_head]).plan.rank for noise in (100.0, 20.0, 1.0)]
+    ranks = [tune(features, 5, noise, heads=[ridge_head]).plan.rank for noise in (100.0, 20.0, 1.0)]
     assert ranks == sorted(ranks)
     assert ranks[0] < ranks[-1]
 
@@ -122,7 +120,7 @@ def test_the_choice_is_good_for_labels_it_has_never_seen(noise):
     features, labels = modes(rows=12_000)
     found = spectrum(features)
     plans = [Plan(rank, power) for power in (0.0, 0.5, 1.0) for rank in (2, 8, 32, 64)]
-    chosen = rehearse(features, 5, noise, plans=plans, heads=[ridge_head]).plan
+    chosen = tune(features, 5, noise, plans=plans, heads=[ridge_head]).plan
     scores = {plan: real_accuracy(plan, found, features, labels, noise) for plan in plans}
     assert scores[chosen] >= max(scores.values()) - 0.02
     assert np.median([*scores.values()]) < max(scores.values()) - 0.05, "there was something to choose"
@@ -132,7 +130,7 @@ def real_accuracy(plan, found, features, labels, noise):
     basis = prepare(plan, found, features)
     rows = basis(features)
     axes, moment = eigenbasis(gram_of(rows)), class_sums(rows, labels, 5)
-    draws = [rehearsed(moment, noise, len(rows), seed) for seed in range(100, 104)]
+    draws = [tuned(moment, noise, len(rows), seed) for seed in range(100, 104)]
     return np.mean([accuracy(rows, labels, ridge(noisy, axes, constant=basis.constant_column)) for noisy in draws])
 
 
@@ -140,8 +138,8 @@ def test_noise_is_scaled_to_the_rows_rehearsed():
     """A fifth of the rows with a fifth of the noise scores as all rows do, and not as a fifth with all of it."""
     features, _ = modes(rows=20_000)
     settings_ = {"plans": [Plan(32)], "clusterings": 6, "draws": 4, "heads": [ridge_head]}
-    few, whole = (rehearse(features, 5, 40.0, rows=rows, **settings_).tried[0].score for rows in (4000, 20_000))
-    unscaled = rehearse(features, 5, 200.0, rows=4000, **settings_).tried[0].score
+    few, whole = (tune(features, 5, 40.0, rows=rows, **settings_).tried[0].score for rows in (4000, 20_000))
+    unscaled = tune(features, 5, 200.0, rows=4000, **settings_).tried[0].score
     assert few == pytest.approx(whole, abs=0.05)
     assert unscaled < whole - 0.15
 
@@ -153,7 +151,7 @@ def test_a_scale_for_every_head():
     def louder(noisy, rows, gram, *, constant=None):
         return 10 * ridge_head(noisy, rows, gram, constant=constant)
 
-    plain, loud = rehearse(features, 5, 5.0, plans=[Plan(16)], heads=[ridge_head, louder]).scales
+    plain, loud = tune(features, 5, 5.0, plans=[Plan(16)], heads=[ridge_head, louder]).scales
     assert plain.value == pytest.approx(10 * loud.value, rel=1e-3)
     assert 0.2 <= plain.spread < 1
 
@@ -170,44 +168,44 @@ def test_few_components_of_many_are_those_of_all():
 
 def test_every_plan_is_reported():
     heard = []
-    found = rehearse(spread_out(), 4, 20.0, plans=[Plan(4), Plan(8)], report=heard.append)
+    found = tune(spread_out(), 4, 20.0, plans=[Plan(4), Plan(8)], report=heard.append)
     assert tuple(heard) == found.tried
 
 
 def test_noise_may_depend_on_the_directions():
     """Noise that grows with the number of directions makes it smaller."""
     features, _ = modes()
-    plain, growing = (rehearse(features, 5, noise).plan.rank for noise in (5.0, lambda width: 5.0 * width))
+    plain, growing = (tune(features, 5, noise).plan.rank for noise in (5.0, lambda width: 5.0 * width))
     assert growing < plain
 
 
 @pytest.mark.parametrize("classes", [1, 2, 40])
 def test_few_rows_and_any_number_of_classes(classes):
     features = spread_out(rows=200, width=5)
-    found = rehearse(features, classes, 1.0, plans=[Plan(3)], clusterings=1, draws=1)
+    found = tune(features, classes, 1.0, plans=[Plan(3)], clusterings=1, draws=1)
     assert 0 <= found.tried[0].score <= 1
     rows = found.basis(features)
-    moment = rehearsed(class_sums(rows, torch.arange(200) % classes, classes), 1.0, 200, 0)
+    moment = tuned(class_sums(rows, torch.arange(200) % classes, classes), 1.0, 200, 0)
     assert found.fit(moment, rows)(features).shape == (200, classes)
 
 
 def test_refusals():
     features = spread_out(rows=50, width=5)
     with pytest.raises(ValueError, match="noise=-1"):
-        rehearse(features, 2, -1.0)
+        tune(features, 2, -1.0)
     with pytest.raises(ValueError, match="plans is empty"):
-        rehearse(features, 2, 1.0, plans=[])
+        tune(features, 2, 1.0, plans=[])
     with pytest.raises(ValueError, match="heads"):
-        rehearse(features, 2, 1.0, heads=[])
+        tune(features, 2, 1.0, heads=[])
     with pytest.raises(ValueError, match="num_classes"):
-        rehearse(features, 0, 1.0)
+        tune(features, 0, 1.0)
     with pytest.raises(ValueError, match="at least 3"):
-        rehearse(features[:2], 2, 1.0)
+        tune(features[:2], 2, 1.0)
 
 
 def test_rehearsed_moments_have_the_noise_they_state():
     moment = torch.zeros(5, 40_000, dtype=torch.float64)
-    noisy = rehearsed(moment, 3.0, 10, seed=1)
+    noisy = tuned(moment, 3.0, 10, seed=1)
     np.testing.assert_allclose(noisy.value.sum(axis=0), 0, atol=1e-9)
     assert noisy.value.std() == pytest.approx(noisy.entry_std, rel=0.01)
 
@@ -217,8 +215,11 @@ def test_rehearsed_moments_have_the_noise_they_state():
 @pytest.mark.parametrize(("epsilon", "least"), [(0.1, 0.76), (1.0, 0.81)])
 def test_one_look_at_fashion_mnist_from_pixels(epsilon, least):
     """The whole way with the real vault: rehearse, ask once, fit; nothing is chosen by a label."""
-    from labeldp import Budget, GaussianNoise, Moments
-    from labeldp.data.benchmarks import MissingDataError, load
+    from labeldp.core.ledger import Budget
+    from labeldp.data.benchmarks import load
+    from labeldp.data.files import MissingDataError
+    from labeldp.mechanisms.counts import GaussianNoise
+    from labeldp.mechanisms.moments import Moments
 
     try:
         data = load("fashion_mnist", budget=Budget(epsilon, 1e-5))
@@ -226,7 +227,7 @@ def test_one_look_at_fashion_mnist_from_pixels(epsilon, least):
         pytest.skip("no fashion_mnist in $LABELDP_DATA")
     train, test = (torch.tensor(images).flatten(1).float() / 255 for images in (data.train, data.test))
     noise = GaussianNoise.for_budget(epsilon, 1e-5)
-    found = rehearse(train, 10, noise.std)
+    found = tune(train, 10, noise.std)
     rows = found.basis(train)
     noisy = data.vault.release(Moments(rows.numpy(), 10, noise, radius=1.0))
     assert noisy.scaled_rows == 0

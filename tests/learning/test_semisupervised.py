@@ -6,14 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeldp import LabelVault, LaplaceOneHot, RandomizedResponse
-from labeldp.learning.semisupervised import Labels, from_answers, from_classes, on_rows, surest
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import Labels, from_classes, from_responses, most_confident, on_rows
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.mechanisms.vectors import LaplaceOneHot
 
 
 def test_answers_at_their_word():
     vault = LabelVault([0, 1, 2] * 20, num_classes=3)
     noisy = vault.release(RandomizedResponse(1.0, 3))
-    labels = from_answers(noisy)
+    labels = from_responses(noisy)
     assert torch.equal(labels.targets.argmax(dim=1), torch.from_numpy(noisy.hard()))
     assert torch.equal(labels.targets.sum(dim=1), torch.ones(60))
     assert torch.equal(labels.rows(), torch.arange(60))
@@ -22,9 +24,9 @@ def test_answers_at_their_word():
 def test_answers_that_are_vectors_and_answers_that_say_nothing():
     vault = LabelVault([0, 1, 2] * 20, num_classes=3)
     noisy = vault.release(LaplaceOneHot(2.0, 3))
-    assert torch.equal(from_answers(noisy).targets.argmax(dim=1), torch.from_numpy(noisy.hard()))
+    assert torch.equal(from_responses(noisy).targets.argmax(dim=1), torch.from_numpy(noisy.hard()))
     silent = vault.release(RandomizedResponse(0.0, 3))
-    assert not from_answers(silent).weights.any()
+    assert not from_responses(silent).weights.any()
 
 
 def test_the_objective_weighs_rows():
@@ -58,7 +60,7 @@ def test_classes_come_back(classes):
 @given(st.integers(0, 500), st.integers(1, 12))
 def test_the_surest_of_every_class(seed, per_class):
     p = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(3), size=40)).float()
-    labels = surest(p, per_class)
+    labels = most_confident(p, per_class)
     confidence, chosen = p.max(dim=1)
     for c in range(3):
         own = torch.where(chosen == c)[0]
@@ -80,4 +82,4 @@ def test_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="rows 0 to 2"):
         on_rows([3], [0], 3, 2)
     with pytest.raises(ValueError, match="per_class"):
-        surest(torch.ones(2, 2) / 2, 0)
+        most_confident(torch.ones(2, 2) / 2, 0)

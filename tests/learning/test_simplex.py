@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from labeldp.learning.interior import Quadratic, interior_point
-from labeldp.learning.simplex import LeastSquares, accelerated, project_to_simplex
+from labeldp.learning.projections import LeastSquares, Quadratic, accelerated, interior_point, project_to_simplex
 
 
 def by_quadratic_program(value, mass):

@@ -5,16 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from labeldp import BitFlip, LabelVault, LaplaceOneHot, PriorResponse, RandomizedResponse, SecureRandom, TopKResponse
-from labeldp.learning.targets import debiased_loss, evidence, forward_loss, posterior, unbiased_labels
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.evidence import debiased_loss, evidence, forward_loss, posterior, unbiased_labels
+from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
+from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 from labeldp.releases import NoisyLabels
 
 K = 4
 SETS = np.array([[1, 1, 1, 1], [1, 0, 1, 0], [0, 1, 0, 0], [0, 1, 1, 1]], dtype=bool)
 
 
-def noisy(randomizer, answers):
-    return NoisyLabels(randomizer, np.asarray(answers))
+def noisy(randomizer, responses):
+    return NoisyLabels(randomizer, np.asarray(responses))
 
 
 def test_forward_loss_is_the_likelihood_of_the_answer():
@@ -39,27 +42,27 @@ def test_debiased_coefficients(epsilon, k, scale, sub_each):
 def test_debiased_loss_has_the_true_loss_as_its_mean(epsilon, label, seed):
     """Exact expectation over all K answers, not a simulation."""
     logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(1, K)))
-    law = RandomizedResponse(epsilon, K)
-    losses = debiased_loss(logits.expand(K, K), unbiased_labels(noisy(law, np.arange(K)), dtype=torch.float64))
-    mean = (losses.numpy() * law.probabilities(label)[0]).sum()
+    channel = RandomizedResponse(epsilon, K)
+    losses = debiased_loss(logits.expand(K, K), unbiased_labels(noisy(channel, np.arange(K)), dtype=torch.float64))
+    mean = (losses.numpy() * channel.probabilities(label)[0]).sum()
     assert mean == pytest.approx(cross_entropy(logits, torch.tensor([label])).item(), rel=1e-6, abs=1e-8)
 
 
 def test_debiased_top_k_inside_and_outside_the_set():
     """Inside the set the loss is right; outside it is the mean over the set (no better is possible)."""
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.1]], dtype=torch.float64)
-    law = TopKResponse(1.0, np.array([True, False, True, True]))
-    answers = np.array([0, 2, 3])
-    losses = debiased_loss(logits.expand(3, K), unbiased_labels(noisy(law, answers), dtype=torch.float64)).numpy()
+    channel = TopKResponse(1.0, np.array([True, False, True, True]))
+    responses = np.array([0, 2, 3])
+    losses = debiased_loss(logits.expand(3, K), unbiased_labels(noisy(channel, responses), dtype=torch.float64)).numpy()
     losses_true = -torch.log_softmax(logits, -1)[0].numpy()
     for label in range(K):
-        expected = losses_true[label] if label != 1 else losses_true[answers].mean()
-        assert (losses * law.probabilities(label)[0, answers]).sum() == pytest.approx(expected)
+        expected = losses_true[label] if label != 1 else losses_true[responses].mean()
+        assert (losses * channel.probabilities(label)[0, responses]).sum() == pytest.approx(expected)
 
 
 def test_rows_that_say_nothing_have_no_weight_and_no_gradient():
-    law = TopKResponse(2.0, SETS)
-    private = noisy(law, [0, 2, 1, 3])
+    channel = TopKResponse(2.0, SETS)
+    private = noisy(channel, [0, 2, 1, 3])
     assert private.informative().tolist() == [True, True, False, True]
     logits = torch.randn(4, K, requires_grad=True)
     (grad_debiased,) = torch.autograd.grad(debiased_loss(logits, unbiased_labels(private)).sum(), logits)
@@ -79,9 +82,9 @@ def test_posterior_of_a_silent_row_is_its_prior():
 @pytest.mark.parametrize(
     "law", [RandomizedResponse(2.0, K), BitFlip(2.0, K), LaplaceOneHot(2.0, K), PriorResponse(2.0, [5, 3, 1, 1])]
 )
-def test_posterior_odds_move_by_at_most_epsilon(law):
+def test_posterior_odds_move_by_at_most_epsilon(channel):
     vault = LabelVault([0, 1, 2, 3] * 50, K, rng=SecureRandom(seed=0))
-    private = vault.release(law)
+    private = vault.release(channel)
     spread = private.log_likelihood()
     assert (spread.max(axis=1) - spread.min(axis=1)).max() <= 2.0 + 1e-9
     assert np.allclose(posterior(evidence(private, dtype=torch.float64)).numpy(), private.posterior())

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp.learning.augment import random_crop
-from labeldp.learning.teacher_networks import Consistency, network_teachers
-from labeldp.learning.teachers import one_look_teachers, ridge_teachers
+from labeldp.features.augment import random_crop
+from labeldp.learning.teachers import Consistency, network_teachers, one_shot_teachers, ridge_teachers
+from labeldp.mechanisms.teachers import TeacherVotes, check_separate, one_by_one
 from labeldp.models.zoo import group_norm
-from labeldp.private.teacher_votes import TeacherVotes, check_separate, one_by_one
 
 K = 4
 
@@ -45,7 +44,7 @@ def shifted(points, generator):
 
 MAKERS = {
     "ridge": lambda x, asked: ridge_teachers(x, asked, K),
-    "one look": lambda x, asked: one_look_teachers(x, asked, K),
+    "one look": lambda x, asked: one_shot_teachers(x, asked, K),
     "networks": networks,
     "consistent networks": lambda x, asked: networks(x, asked, consistency=Consistency(shifted, shifted, rows=20)),
 }
@@ -101,7 +100,7 @@ def test_the_batched_solve_is_the_textbook_one(name, size):
         )
         return (queries @ weights).argmax(dim=1).numpy()
 
-    maker = ridge_teachers if name == "ridge" else one_look_teachers
+    maker = ridge_teachers if name == "ridge" else one_shot_teachers
     rows = np.arange(10 * size).reshape(10, size)
     batched = maker(points, asked, K, ridge=ridge)(np.arange(10), rows, labels[rows])
     assert np.array_equal(batched, one_by_one(textbook)(np.arange(10), rows, labels[rows]))
@@ -122,7 +121,7 @@ def test_votes_do_not_depend_on_pieces(monkeypatch):
     rows = np.arange(200).reshape(10, 20)
     whole = [make(points, points)(np.arange(10), rows, labels[rows]) for make in MAKERS.values()]
     monkeypatch.setattr("labeldp.learning.teachers._CPU_CELLS", 100)
-    monkeypatch.setattr("labeldp.learning.teacher_networks._ROWS_AT_ONCE", 30)
+    monkeypatch.setattr("labeldp.learning.teachers._ROWS_AT_ONCE", 30)
     parts = [make(points, points)(np.arange(10), rows, labels[rows]) for make in MAKERS.values()]
     assert all(np.mean(a != b) < 0.002 for a, b in zip(whole, parts, strict=True))
 
@@ -170,7 +169,7 @@ def test_bad_settings():
     with pytest.raises(ValueError, match="must be"):
         ridge_teachers(points, points[:, :3], K)
     with pytest.raises(ValueError, match="ridge=0"):
-        one_look_teachers(points, points, K, ridge=0)
+        one_shot_teachers(points, points, K, ridge=0)
     with pytest.raises(ValueError, match="num_classes"):
         ridge_teachers(points, points, 0)
     with pytest.raises(ValueError, match="steps"):

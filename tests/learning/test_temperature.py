@@ -11,26 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator
 
-from labeldp.data.moment_storage import load_moments, save_moments
-from labeldp.data.storage import load_note
-from labeldp.learning.drawn import compare_heads
-from labeldp.learning.heads import ridge_head
-from labeldp.learning.moments import eigenbasis
-from labeldp.learning.plans import gram_of
-from labeldp.learning.rehearsal import class_sums, rehearsed
-from labeldp.learning.targets import evidence
-from labeldp.learning.temperature import (
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.data.storage import load_moments, load_note, save_moments
+from labeldp.learning.evidence import evidence
+from labeldp.learning.heads import (
     Scale,
+    eigenbasis,
     honest_scale,
     likeliest_scale,
     pooled_scale,
-    scale_by_answers,
+    ridge_head,
+    scale_by_responses,
     softened,
     split_noise,
 )
-from labeldp.private.randomizers import RandomizedResponse
-from labeldp.private.randomness import SecureRandom
-from labeldp.private.vault import LabelVault
+from labeldp.learning.tuning import class_sums, compare_heads, gram_of, tuned
+from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.releases import NoisyMoments
 
 
@@ -81,15 +78,15 @@ def test_answers_say_how_sure_scores_may_be(true, epsilon):
     """20,000 labels drawn from softmax(t·s): their private answers find t to within a seventh."""
     scores = 2 * torch.randn(20_000, 5, generator=Generator().manual_seed(1)) / true
     vault = LabelVault(drawn_labels(true * scores).numpy(), 5, rng=SecureRandom(seed=4))
-    answers = vault.release(RandomizedResponse(epsilon, 5))
-    assert scale_by_answers(scores, evidence(answers)) == pytest.approx(true, rel=1 / 7)
+    responses = vault.release(RandomizedResponse(epsilon, 5))
+    assert scale_by_responses(scores, evidence(responses)) == pytest.approx(true, rel=1 / 7)
 
 
 def test_scores_that_have_seen_the_answers_are_called_too_sure():
-    """What `scale_by_answers` must not be given: the answers themselves, as scores, would be believed entirely."""
+    """What `scale_by_responses` must not be given: the answers themselves, as scores, would be believed entirely."""
     vault = LabelVault(torch.arange(3000).numpy() % 3, 3, rng=SecureRandom(seed=4))
     told = evidence(vault.release(RandomizedResponse(0.5, 3)))
-    assert scale_by_answers(told, told) > 5
+    assert scale_by_responses(told, told) > 5
 
 
 def test_pooled_scales():
@@ -102,7 +99,7 @@ def test_pooled_scales():
 def test_both_halves_of_the_noise_are_uncorrelated_and_as_large_as_stated(part):
     """40,000 noises: correlation below 0.03 is six deviations."""
     exact = torch.zeros(4, 10_000, dtype=torch.float64)
-    noisy = rehearsed(exact, 2.0, 10, seed=5)
+    noisy = tuned(exact, 2.0, 10, seed=5)
     first, second = split_noise(noisy, part, seed=9)
     assert abs(np.corrcoef(first.value.ravel(), second.value.ravel())[0, 1]) < 0.03
     for half in (first, second):
@@ -114,7 +111,7 @@ def test_the_same_noise_twice_would_not_do():
     """Planted: judged by the moment it was fitted to, a head of pure noise looks informed; split, it does not."""
     x, _, _ = linear_problem()
     nothing = class_sums(x, torch.arange(len(x)) % 4, 4)
-    noisy = rehearsed(nothing, 60.0, len(x), seed=3)
+    noisy = tuned(nothing, 60.0, len(x), seed=3)
     gram = gram_of(x)
 
     def least_squares(moments, rows, axes, *, constant=None):
@@ -134,7 +131,7 @@ def test_the_same_noise_twice_would_not_do():
 def test_the_honest_scale_is_near_that_of_the_labels(noise):
     """A prior that is off by half is put right by the moment; the more, the less noise."""
     x, labels, _ = linear_problem()
-    axes, noisy = eigenbasis(gram_of(x)), rehearsed(class_sums(x, labels, 4), noise, len(x), seed=3)
+    axes, noisy = eigenbasis(gram_of(x)), tuned(class_sums(x, labels, 4), noise, len(x), seed=3)
     weight = ridge_head(noisy, x, axes).to(x)
     scores = x @ weight.T
     best = likeliest_scale(scores, scores.gather(1, labels[:, None]).sum(dtype=torch.float64))
@@ -145,7 +142,7 @@ def test_the_honest_scale_is_near_that_of_the_labels(noise):
 
 def test_where_noise_is_all_there_is_the_prior_stays():
     x, labels, _ = linear_problem(rows=2000)
-    axes, noisy = eigenbasis(gram_of(x)), rehearsed(class_sums(x, labels, 4), 1e5, len(x), seed=3)
+    axes, noisy = eigenbasis(gram_of(x)), tuned(class_sums(x, labels, 4), 1e5, len(x), seed=3)
     assert honest_scale(ridge_head, noisy, x, axes, Scale(7.0, 0.2)) == pytest.approx(7.0, rel=0.5)
 
 
@@ -165,7 +162,7 @@ def test_drawn_labels_foretell_the_accuracy():
     """From the true logits: the share recovered is that of real labels, at the real noise, within two points."""
     x, labels, weight = linear_problem()
     (expected,) = compare_heads([ridge_head], 40.0, x, x @ weight.T)
-    noisy = rehearsed(class_sums(x, labels, 4), 40.0, len(x), seed=8)
+    noisy = tuned(class_sums(x, labels, 4), 40.0, len(x), seed=8)
     head = ridge_head(noisy, x, gram_of(x)).to(x)
     fresh = drawn_labels(x @ weight.T, seed=77)
     assert expected == pytest.approx(float(((x @ head.T).argmax(dim=1) == fresh).double().mean()), abs=0.02)

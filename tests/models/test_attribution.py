@@ -3,7 +3,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from labeldp.models.attribution import attribution_network
+from labeldp.models.zoo import attribution_network
 
 
 def rows(count, cardinalities, seed=0):

@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
+from labeldp.mechanisms.gradients.layers import cross_entropy
+from labeldp.mechanisms.gradients.per_example import parameter_vector
 from labeldp.models import jacobians
 from labeldp.models.jacobians import LogitJacobian, candidate_gradients, fits_memory, logit_gradients
-from labeldp.models.per_example import cross_entropy, parameter_vector
 from labeldp.models.zoo import cifar_cnn, collaborative_filter, mnist_cnn, tabular_mlp
 
 

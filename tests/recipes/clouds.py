@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from labeldp import LabelVault, SecureRandom
-from labeldp.learning.fit import sgd
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import sgd
 from labeldp.recipes.labeldp_pro import train
 
 K, DELTA = 3, 1e-5

@@ -1,17 +1,17 @@
 import pytest
 
-from labeldp.private.gradients import GradientSum
+from labeldp.mechanisms.gradients.sums import GradientSum
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """Every look that is really drawn: (mechanism, answer)."""
-    looks, sample = [], GradientSum.sample
+    queries, sample = [], GradientSum.sample
 
     def watched(self, labels, rng):
-        answer = sample(self, labels, rng)
-        looks.append((self, answer))
-        return answer
+        response = sample(self, labels, rng)
+        queries.append((self, response))
+        return response
 
     monkeypatch.setattr(GradientSum, "sample", watched)
-    return looks
+    return queries

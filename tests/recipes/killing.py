@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from labeldp import Budget, LabelVault
-from labeldp.accounting.journal import Journal
-from labeldp.accounting.spending import JournalStore
-from labeldp.learning.fit import predict, sgd
-from labeldp.private.gradients import GradientSum
+from labeldp.budgets.journal import Journal, JournalStore
+from labeldp.core.ledger import Budget
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import predict, sgd
+from labeldp.mechanisms.gradients.sums import GradientSum
 from labeldp.recipes import labeldp_pro
 
 BUDGET = Budget(3.0, 1e-5)
@@ -36,21 +36,21 @@ def problem():
     return torch.from_numpy(3 * np.eye(3, 4)[labels] + generator.normal(size=(90, 4))).float(), labels
 
 
-def train(folder, denoiser, looks):
+def train(folder, denoiser, queries):
     """One attempt: a new vault, as in a new process, and the journal that all of them share."""
     x, labels = problem()
     torch.manual_seed(os.getpid())
     journal = Journal.open(folder.with_suffix(".journal"), BUDGET)
     vault = LabelVault(labels, 3, BUDGET, store=JournalStore(journal))
     model = labeldp_pro.train(
-        nn.Linear(4, 3), x, vault, epsilon=BUDGET.epsilon, delta=BUDGET.delta, steps=looks, batch_size=30,
+        nn.Linear(4, 3), x, vault, epsilon=BUDGET.epsilon, delta=BUDGET.delta, steps=queries, batch_size=30,
         denoiser=getattr(labeldp_pro, denoiser)(), optimizer=sgd(0.5, 0.9, 0.0), average=0.9, folder=folder,
     )  # fmt: skip
     certificate = vault.certificate()
     return {
         "epsilon": certificate.epsilon,
-        "ledger": [[group.rows, [look.times for look in group.looks]] for group in certificate.groups],
-        "journal": [look.times for look in journal.looks()],
+        "ledger": [[group.rows, [query.times for query in group.queries]] for group in certificate.groups],
+        "journal": [query.times for query in journal.queries()],
         "charges": len(journal.notes()),
         "journal epsilon": journal.epsilon(BUDGET.delta),
         "finite": bool(torch.isfinite(predict(model, x)).all()),
@@ -65,9 +65,9 @@ def note_draws(folder):
     def noted(self, labels, rng):
         counted = (folder / "looks.tally").read_bytes().count(b"\n") - 2
         os.write(notes, b"begun %d\n" % counted)
-        answer = sample(self, labels, rng)
+        response = sample(self, labels, rng)
         os.write(notes, b"ended %d\n" % counted)
-        return answer
+        return response
 
     GradientSum.sample = noted
 
@@ -81,22 +81,22 @@ def die_at(name, number, before):
         last = next(calls) == 0
         if last and before:
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = real(*args, **kwargs)
+        response = real(*args, **kwargs)
         if last:
             os.kill(os.getpid(), signal.SIGKILL)
-        return answer
+        return response
 
     setattr(os, name, deadly)
 
 
-def attempt(folder, denoiser, looks, way):
+def attempt(folder, denoiser, queries, way):
     """Fork one attempt; returns its exit code."""
     child = os.fork()
     if child == 0:
         note_draws(folder)
         if way and way[0] == "call":
             die_at(*way[1:])
-        result = train(folder, denoiser, looks)
+        result = train(folder, denoiser, queries)
         folder.with_suffix(".json").write_text(json.dumps(result))
         os._exit(0)
     if way and way[0] == "time":
@@ -106,10 +106,10 @@ def attempt(folder, denoiser, looks, way):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def wait_for(path, looks):
+def wait_for(path, queries):
     """Until so many looks more have been begun, or a second has passed: counted, because the machine may be busy."""
     size, end = path.stat().st_size if path.exists() else 0, time.monotonic() + 1
-    while looks and time.monotonic() < end and (path.stat().st_size if path.exists() else 0) < size + 2 * looks:
+    while queries and time.monotonic() < end and (path.stat().st_size if path.exists() else 0) < size + 2 * queries:
         time.sleep(0.0005)
 
 
@@ -120,23 +120,23 @@ def random_way(choose):
     return ("call", name, choose.randrange(WRITES[name]), choose.random() < 0.5)
 
 
-def main(folder, denoiser, kills, looks):
+def main(folder, denoiser, kills, queries):
     torch.set_num_threads(1)
     choose = random.Random(0)
     # What the accountant finds out is remembered, here and so in every child.
-    train(folder / "first", denoiser, looks)
+    train(folder / "first", denoiser, queries)
     whole = folder / "whole"
     whole.mkdir()
-    assert attempt(whole / "run", denoiser, looks, None) == 0
+    assert attempt(whole / "run", denoiser, queries, None) == 0
     run, killed = folder / "run", 0
     for _ in range(3 * kills):
-        code = attempt(run, denoiser, looks, random_way(choose))
+        code = attempt(run, denoiser, queries, random_way(choose))
         assert code in (0, -signal.SIGKILL), code
         killed += code != 0
         if killed == kills:
             break
     before_the_last = len(run.with_suffix(".notes").read_text().splitlines()) // 2
-    assert attempt(run, denoiser, looks, None) == 0
+    assert attempt(run, denoiser, queries, None) == 0
     left = {}
     for name, place in (("whole", whole / "run"), ("killed", run)):
         notes = [line.split() for line in place.with_suffix(".notes").read_text().splitlines()]

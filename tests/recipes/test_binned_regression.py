@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeldp import Budget, BudgetExceededError, SecureRandom
-from labeldp.accounting.events import PureDP
-from labeldp.learning.fit import fit, predict, sgd
-from labeldp.private.binned import BinnedResponse
-from labeldp.private.realvault import seal_values
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.learning.train import fit, predict, sgd
+from labeldp.mechanisms.values import BinnedResponse, seal_values
 from labeldp.recipes import binned_regression
 from labeldp.recipes.binned_regression import (
     noisy_histogram,
@@ -39,7 +39,7 @@ def test_both_looks_add_up_to_epsilon(epsilon):
     vault = sealed(skewed(0), budget=Budget(epsilon))
     privatize_values(vault, epsilon=epsilon)
     _, first, second = split_budget(epsilon, 2000, 0.2)
-    assert {look.event: look.times for look in vault.ledger.histories[0]} == {PureDP(first): 1, PureDP(second): 1}
+    assert {query.event: query.times for query in vault.ledger.histories[0]} == {PureDP(first): 1, PureDP(second): 1}
     assert vault.certificate().epsilon == pytest.approx(epsilon, rel=1e-12)
     with pytest.raises(BudgetExceededError):
         privatize_values(vault, epsilon=0.01)
@@ -59,7 +59,7 @@ def test_a_public_histogram_costs_nothing():
     noisy = privatize_values(vault, epsilon=1.0, histogram=np.exp(-vault.grid.values()))
     assert vault.ledger.histories[0][0].event == PureDP(1.0)
     assert len(vault.ledger.histories[0]) == 1
-    assert noisy.law.epsilon == 1.0
+    assert noisy.channel.epsilon == 1.0
 
 
 @given(st.floats(0, 50), st.integers(0, 10**6), st.floats(0, 0.99))
@@ -128,12 +128,12 @@ def test_posterior_means(loss):
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
 def test_unbiased_values_have_the_mean_of_the_bin(epsilon):
     noisy = privatize_values(sealed(skewed(2)), epsilon=epsilon)
-    every = replace(noisy, answers=np.arange(len(noisy.outputs)))
-    z, bins = unbiased_values(every), noisy.law.bins
+    every = replace(noisy, responses=np.arange(len(noisy.outputs)))
+    z, bins = unbiased_values(every), noisy.channel.bins
     for level in range(256):
         own = bins == bins[level]
         centre = noisy.prior[own] @ noisy.levels[own] / noisy.prior[own].sum()
-        mean = noisy.law.probabilities(level)[0, : len(z)] @ z
+        mean = noisy.channel.probabilities(level)[0, : len(z)] @ z
         assert mean == pytest.approx(centre, rel=1e-6)
 
 
@@ -143,8 +143,8 @@ def test_a_line_through_unbiased_values_is_not_too_flat():
     x = chance.random(100_000)
     vault = sealed(2 + 5 * x + chance.normal(scale=0.5, size=len(x)))
     noisy = privatize_values(vault, epsilon=2.0)
-    truth = noisy.law.bins[vault.reveal("a test")]
-    honest = unbiased_values(replace(noisy, law=BinnedResponse(math.inf, noisy.law.bins), answers=truth))
+    truth = noisy.channel.bins[vault.reveal("a test")]
+    honest = unbiased_values(replace(noisy, channel=BinnedResponse(math.inf, noisy.channel.bins), responses=truth))
     ideal, unbiased, flat = (np.polyfit(x, z, 1)[0] for z in (honest, unbiased_values(noisy), posterior_values(noisy)))
     assert unbiased == pytest.approx(ideal, abs=0.25)
     assert flat < 0.8 * ideal
@@ -183,7 +183,7 @@ def test_values_need_a_histogram():
     noisy = privatize_values(sealed(skewed(2)), epsilon=1.0)
     with pytest.raises(ValueError, match="histogram has shape"):
         posterior_values(noisy, [1.0, 2.0])
-    bare = sealed(skewed(2)).release(noisy.law)
+    bare = sealed(skewed(2)).release(noisy.channel)
     with pytest.raises(ValueError, match="lacks"):
         posterior_values(bare)
 

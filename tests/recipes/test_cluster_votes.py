@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, GaussianNoise, GroupVotes, LabelVault, LaplaceNoise, SecureRandom
-from labeldp.accounting.certificate import verify
-from labeldp.accounting.events import PureDP
-from labeldp.learning.clusters import kmeans
-from labeldp.learning.fit import accuracy, fit, sgd
-from labeldp.learning.schedules import linear
+from labeldp.core.certificate import verify
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.features.clusters import kmeans
+from labeldp.learning.train import accuracy, fit, linear, sgd
+from labeldp.mechanisms.counts import GaussianNoise, GroupVotes, LaplaceNoise
 from labeldp.recipes.cluster_votes import gaussian_counts, label, laplace_counts, permute_and_flip, train
 
 K, N = 4, 2400
@@ -68,7 +70,7 @@ def test_clusters_get_their_majority_and_all_together_cost_epsilon(vote, delta):
     assert (found.counts is None) == (vote is permute_and_flip)
     assert np.array_equal(found.predict(clusters.assign(x[:50])), found.labels[:50])
     (group,) = box.ledger.groups()
-    assert [look.times for look in group.looks] == [1]
+    assert [query.times for query in group.queries] == [1]
 
 
 def test_a_certificate_of_secure_noise_verifies():

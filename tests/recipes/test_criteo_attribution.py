@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from labeldp import SecureRandom
-from labeldp.data.attribution import attribution_by_user
-from labeldp.data.benchmarks import MissingDataError
-from labeldp.data.synthetic_attribution import synthetic_attribution_stand_in
-from labeldp.learning.fit import adam, fit
-from labeldp.learning.objectives import on_classes
-from labeldp.models.attribution import attribution_network
-from labeldp.private.gradients import NormBound
-from labeldp.private.users import UserVault
+from labeldp.core.random import SecureRandom
+from labeldp.data.files import MissingDataError
+from labeldp.data.synthetic import synthetic_attribution_stand_in
+from labeldp.data.table_files import attribution_by_user
+from labeldp.learning.evidence import on_classes
+from labeldp.learning.train import adam, fit
+from labeldp.mechanisms.gradients.sums import NormBound
+from labeldp.mechanisms.users import UserVault
+from labeldp.models.zoo import attribution_network
 from labeldp.recipes.criteo_attribution import features, methods, network, outcomes, score
 from labeldp.recipes.denoisers import alt_rows, no_op
-from labeldp.recipes.user_level import train_on_answers, train_on_gradients
+from labeldp.recipes.user_level import train_on_gradients, train_on_responses
 
 
 def small(data):
@@ -44,7 +44,7 @@ def test_more_privacy_costs_accuracy_on_the_synthetic_stand_in():
     data = synthetic_attribution_stand_in(3000, 3000)
     tried = {
         "answers": functools.partial(
-            train_on_answers, fit=functools.partial(fit, epochs=4, batch_size=128, optimizer=adam(3e-3))
+            train_on_responses, fit=functools.partial(fit, epochs=4, batch_size=128, optimizer=adam(3e-3))
         ),
         "gradients": functools.partial(
             train_on_gradients, delta=1e-5, epochs=4, batch_users=150, bound=NormBound(1.0), denoiser=no_op(),

@@ -7,18 +7,28 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, LabelVault
-from labeldp.accounting.accountant import epsilon as epsilon_of
-from labeldp.accounting.certificate import verify
-from labeldp.accounting.events import Gaussian, Look, PoissonGaussian
-from labeldp.learning.descent import rmsprop
-from labeldp.learning.fit import accuracy, adam, fit, predict, sgd
-from labeldp.learning.objectives import on_classes
-from labeldp.learning.schedules import linear
-from labeldp.private.gradients import DiameterBound, NormBound
+from labeldp.core.accountant import epsilon as epsilon_of
+from labeldp.core.certificate import verify
+from labeldp.core.events import Gaussian, PoissonGaussian, Query
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.vault import LabelVault
+from labeldp.learning.descend import rmsprop
+from labeldp.learning.evidence import on_classes
+from labeldp.learning.train import accuracy, adam, fit, linear, predict, sgd
+from labeldp.mechanisms.gradients.sums import DiameterBound, NormBound
 from labeldp.recipes import denoisers
-from labeldp.recipes.denoisers import Named, Projector, Secret, batches_for
-from labeldp.recipes.labeldp_pro import Goal, alt_conv, alt_rows, no_op, self_conv, self_span, train
+from labeldp.recipes.denoisers import (
+    Named,
+    Projector,
+    Secret,
+    alt_conv,
+    alt_rows,
+    batches_for,
+    no_op,
+    self_conv,
+    self_span,
+)
+from labeldp.recipes.labeldp_pro import Goal, train
 from tests.recipes.clouds import DELTA, K, network, problem, some, vault, weights
 
 SECRET = [no_op(), alt_conv(rows=20, tolerance=0.2), alt_rows(rows=20, tolerance=0.2)]
@@ -41,17 +51,17 @@ def test_it_learns_and_costs_epsilon(denoiser, bound, drawn):
     assert accuracy(model, x, labels) > 0.85
     assert not model.training
     (group,) = box.ledger.groups()
-    (look,) = group.looks
+    (query,) = group.queries
     assert len(drawn) == 30
-    assert {mechanism.event() for mechanism, _ in drawn} == {look.event}
-    assert {answer.expected_batch for _, answer in drawn} == {60.0}
-    assert {answer.noise_std for _, answer in drawn} == {look.event.noise_std / 60}
-    assert look.event.diameter == bound.diameter
+    assert {mechanism.event() for mechanism, _ in drawn} == {query.event}
+    assert {response.expected_batch for _, response in drawn} == {60.0}
+    assert {response.noise_std for _, response in drawn} == {query.event.noise_std / 60}
+    assert query.event.diameter == bound.diameter
     if isinstance(denoiser, Secret):
-        assert (type(look.event), look.times) == (PoissonGaussian, 30)
-        assert (look.event.rate, look.event.radius) == (0.1, bound.radius)
+        assert (type(query.event), query.times) == (PoissonGaussian, 30)
+        assert (query.event.rate, query.event.radius) == (0.1, bound.radius)
     else:
-        assert (type(look.event), look.times) == (Gaussian, 3)
+        assert (type(query.event), query.times) == (Gaussian, 3)
 
 
 @pytest.mark.parametrize("denoiser", NAMED, ids=NAMES[3:])
@@ -69,7 +79,9 @@ def test_named_batches_are_never_charged_as_secret_ones(denoiser, batch_size):
         batch_size=min(batch_size, 60),
         denoiser=denoiser,
     )
-    assert {(type(look.event), look.times) for group in box.ledger.groups() for look in group.looks} == {(Gaussian, 2)}
+    assert {(type(query.event), query.times) for group in box.ledger.groups() for query in group.queries} == {
+        (Gaussian, 2)
+    }
 
 
 def test_amplification_for_a_batch_that_is_shown_cannot_be_written():
@@ -105,8 +117,10 @@ def test_the_noise_is_that_of_exact_accounting(epochs, epsilon, multiplier):
     for clip in (1.0, 5.0):
         bound = NormBound(clip)
         goal = Goal(DELTA, epsilon, None, times)
-        noise, looks = goal.terms(lambda s, b=bound: PoissonGaussian(s, b.radius, b.diameter, rate), bound, rate, None)
-        assert looks == times
+        noise, queries = goal.terms(
+            lambda s, b=bound: PoissonGaussian(s, b.radius, b.diameter, rate), bound, rate, None
+        )
+        assert queries == times
         assert noise / clip == pytest.approx(multiplier, rel=1e-4)
 
 
@@ -122,7 +136,7 @@ def test_a_public_diameter_needs_less_noise():
     for bound in (NormBound(1.0), DiameterBound(1.0, 1.2)):
         box = vault()
         some(network(), x, box, epsilon=0.5, epochs=2, denoiser=no_op(), bound=bound)
-        noises[type(bound)] = box.ledger.groups()[0].looks[0].event.noise_std
+        noises[type(bound)] = box.ledger.groups()[0].queries[0].event.noise_std
     assert noises[DiameterBound] < 0.8 * noises[NormBound]
 
 
@@ -144,8 +158,8 @@ def test_the_noise_that_is_released_is_the_noise_that_was_paid_for(denoiser, dra
         nn.Linear(2499, 2, bias=False), x, box, epsilon=1.0, delta=DELTA, epochs=20, batch_size=4, loss=silent,
         denoiser=Secret() if isinstance(denoiser, Secret) else Named(lambda noisy, public: Unprojected(noisy)),
     )  # fmt: skip
-    std = box.ledger.groups()[0].looks[0].event.noise_std / 4
-    values = torch.cat([answer.value for _, answer in drawn]).double()
+    std = box.ledger.groups()[0].queries[0].event.noise_std / 4
+    values = torch.cat([response.value for _, response in drawn]).double()
     assert len(values) == 200 * 4998
     spread = float((values**2).mean() / std**2)
     edge = 6.2 * math.sqrt(2 / len(values))
@@ -171,17 +185,17 @@ def test_until_epsilon_is_used_up(denoiser, drawn):
     some(
         network(), x, box, epsilon=2.0, noise_multiplier=2.5 if isinstance(denoiser, Secret) else 6.0, denoiser=denoiser
     )
-    (look,) = box.ledger.groups()[0].looks
+    (query,) = box.ledger.groups()[0].queries
     assert box.certificate().epsilon <= 2.0
-    assert epsilon_of([Look(look.event, look.times + 1)], DELTA) > 2.0
-    assert len(drawn) == look.times * (1 if isinstance(denoiser, Secret) else 10)
+    assert epsilon_of([Query(query.event, query.times + 1)], DELTA) > 2.0
+    assert len(drawn) == query.times * (1 if isinstance(denoiser, Secret) else 10)
 
 
 def test_noise_and_length_cost_whatever_they_cost():
     x, _ = problem()
     box = vault()
     some(network(), x, box, noise_multiplier=1.5, steps=25, denoiser=no_op())
-    assert box.certificate(DELTA).epsilon == epsilon_of([Look(PoissonGaussian(1.5, 1.0, 2.0, 0.1), 25)], DELTA)
+    assert box.certificate(DELTA).epsilon == epsilon_of([Query(PoissonGaussian(1.5, 1.0, 2.0, 0.1), 25)], DELTA)
     poor = vault(Budget(1.0, DELTA))
     with pytest.raises(BudgetExceededError):
         some(network(), x, poor, noise_multiplier=1.5, steps=25, denoiser=no_op())
@@ -197,9 +211,9 @@ def test_the_report_tells_what_was_spent_so_far(denoiser):
     spent = [p.epsilon for p in seen]
     assert spent == sorted(spent)
     assert spent[-1] == box.certificate(DELTA).epsilon
-    (look,) = box.ledger.groups()[0].looks
+    (query,) = box.ledger.groups()[0].queries
     for p in seen:
-        truth = epsilon_of([Look(look.event, p.step if isinstance(denoiser, Secret) else p.step // 10)], DELTA)
+        truth = epsilon_of([Query(query.event, p.step if isinstance(denoiser, Secret) else p.step // 10)], DELTA)
         assert truth <= p.epsilon <= 1.1 * truth
     assert all((p.gap is None) == (denoiser == no_op()) for p in seen)
 
@@ -400,7 +414,7 @@ def test_a_part_of_a_pass_is_refused_for_named_batches():
         with pytest.raises(ValueError, match="whole passes"):
             some(network(), problem()[0], box, epsilon=1.0, denoiser=self_span(), **length)
     some(network(), problem()[0], box, epsilon=1.0, denoiser=self_span(), steps=20)
-    assert box.ledger.groups()[0].looks[0].times == 2
+    assert box.ledger.groups()[0].queries[0].times == 2
 
 
 def test_no_rows_to_project_on_is_refused():

@@ -20,20 +20,20 @@ def killed_runs(folder, *args):
     [("no_op", 60, 600, 600), ("self_span", 40, 420, 140)],
     ids=["secret batches", "named batches"],
 )
-def test_killed_again_and_again(tmp_path, denoiser, kills, looks, times):
-    found = killed_runs(tmp_path, denoiser, kills, looks)
+def test_killed_again_and_again(tmp_path, denoiser, kills, queries, times):
+    found = killed_runs(tmp_path, denoiser, kills, queries)
     whole, killed = found["whole"], found["killed"]
     assert found["kills"] == kills
     assert found["drawn in killed processes"] >= kills  # the kills fell into the run, not before it
 
     # Draws: what the count on disk says was begun is all that was paid for, in both runs alike.
-    assert whole["counted"] == killed["counted"] == looks
-    assert whole["begun"] == whole["ended"] == list(range(1, looks + 1))
+    assert whole["counted"] == killed["counted"] == queries
+    assert whole["begun"] == whole["ended"] == list(range(1, queries + 1))
     # Counted before it began, never under a number that was used before; at most one look lost to each kill.
     assert len(set(killed["begun"])) == len(killed["begun"])
-    assert set(killed["ended"]) <= set(killed["begun"]) <= set(range(1, looks + 1))
-    assert looks - kills <= len(killed["ended"]) <= looks
-    assert len(killed["ended"]) < looks  # some kills did hit a look
+    assert set(killed["ended"]) <= set(killed["begun"]) <= set(range(1, queries + 1))
+    assert queries - kills <= len(killed["ended"]) <= queries
+    assert len(killed["ended"]) < queries  # some kills did hit a look
 
     # Ledger and certificate of the last process are those of a run that nobody killed.
     for run in (whole, killed):

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
-from labeldp.accounting.journal import Journal
-from labeldp.accounting.spending import JournalStore
-from labeldp.learning.fit import adam, sgd
-from labeldp.learning.schedules import linear
-from labeldp.private.gradients import GradientSum, NormBound
-from labeldp.recipes.labeldp_pro import alt_conv, alt_rows, no_op, self_conv, self_span
+from labeldp.budgets.journal import Journal, JournalStore
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import adam, linear, sgd
+from labeldp.mechanisms.gradients.sums import GradientSum, NormBound
+from labeldp.recipes.denoisers import alt_conv, alt_rows, no_op, self_conv, self_span
 from tests.recipes.clouds import DELTA, K, network, problem, some, vault, weights
 
 DENOISERS = {
@@ -93,7 +93,7 @@ def test_a_look_that_fails_is_lost_not_repeated(tmp_path, monkeypatch):
     box = vault()
     some(network(), x, box, **settings)
     assert len(begun) == 12
-    assert box.ledger.groups()[0].looks[0].times == 12
+    assert box.ledger.groups()[0].queries[0].times == 12
 
 
 OTHER = {

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Generator
 
-from labeldp import Budget, LabelVault, SecureRandom
-from labeldp.accounting.certificate import verify
-from labeldp.learning.plans import Plan
-from labeldp.learning.rehearsal import rehearse
+from labeldp.core.certificate import verify
+from labeldp.core.ledger import Budget
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.tuning import Plan, tune
 from labeldp.recipes import linear_student, one_shot
 from labeldp.recipes.linear_student import train, train_after
 
@@ -37,9 +38,9 @@ def clouds(seed=0):
 def poor_shot(rank=2):
     """A head that may ask about the widest directions only."""
     x, labels = clouds()
-    plan = functools.partial(rehearse, plans=[Plan(rank)], clusterings=2, draws=1)
+    plan = functools.partial(tune, plans=[Plan(rank)], clusterings=2, draws=1)
     vault = LabelVault(labels, K, rng=SecureRandom(1))
-    return one_shot.train(x, vault, epsilon=1.0, delta=1e-6, rehearse=plan)
+    return one_shot.train(x, vault, epsilon=1.0, delta=1e-6, tune=plan)
 
 
 def right(probabilities, seed=1):
@@ -59,7 +60,7 @@ def test_the_student_is_post_processing():
     assert certificate.epsilon <= 0.5
     assert verify(certificate) == ()
     (group,) = vault.ledger.groups()
-    assert [look.times for look in group.looks] == [1]
+    assert [query.times for query in group.queries] == [1]
 
 
 # -- what it learns ----------------------------------------------------------------------------------------------
@@ -123,8 +124,8 @@ def test_constant_features_do_not_count_as_directions():
     padded = torch.cat((x, torch.ones(N, P)), dim=1)
     share = train_after(poor_shot(), padded, seen=x).share
     assert share == 0.0
-    plan = functools.partial(rehearse, plans=[Plan(6)], clusterings=2, draws=1)
-    shot = one_shot.train(padded, LabelVault(clouds()[1], K), epsilon=1.0, delta=1e-6, rehearse=plan)
+    plan = functools.partial(tune, plans=[Plan(6)], clusterings=2, draws=1)
+    shot = one_shot.train(padded, LabelVault(clouds()[1], K), epsilon=1.0, delta=1e-6, tune=plan)
     assert train_after(shot, padded).share == pytest.approx((6 / P) ** 2)
 
 

@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
-from labeldp.accounting.accountant import analytic_gaussian_std
-from labeldp.accounting.certificate import verify
-from labeldp.accounting.events import Gaussian
-from labeldp.learning.fit import accuracy
-from labeldp.models.per_example import cross_entropy, gradients
-from labeldp.private.gradients import DiameterBound, GradientSum, NormBound
+from labeldp.core.certificate import verify
+from labeldp.core.events import Gaussian
+from labeldp.core.gaussian import analytic_gaussian_std
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import accuracy
+from labeldp.mechanisms.gradients.layers import cross_entropy
+from labeldp.mechanisms.gradients.per_example import gradients
+from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
 from labeldp.recipes.denoisers import Projector
 from labeldp.recipes.lp_normal_sgd import train
 
@@ -52,9 +55,9 @@ def test_every_row_is_looked_at_once_with_the_analytic_gaussians_noise(batch_siz
     assert sum(seen) == 200
     assert len(seen) == math.ceil(200 / batch_size)
     (group,) = box.ledger.groups()
-    (look,) = group.looks
-    assert (group.rows, type(look.event), look.times) == (200, Gaussian, 1)
-    assert look.event.noise_std == pytest.approx(analytic_gaussian_std(1.0, DELTA, bound.diameter), rel=1e-5)
+    (query,) = group.queries
+    assert (group.rows, type(query.event), query.times) == (200, Gaussian, 1)
+    assert query.event.noise_std == pytest.approx(analytic_gaussian_std(1.0, DELTA, bound.diameter), rel=1e-5)
     assert 1 - 1e-4 <= box.certificate().epsilon <= 1.0
     assert verify(box.certificate()) == ()
 

@@ -11,24 +11,28 @@ import time
 import numpy as np
 import pytest
 import torch
+from labeldp.recipes.moment_noise import noise_by_width, noise_for
 from torch import Generator, nn
 
-from labeldp import Budget, BudgetExceededError, GaussianNoise, LabelVault, Moments, SecureRandom, UserVault
-from labeldp.accounting.certificate import verify
-from labeldp.accounting.events import GridGaussian, PureDP
-from labeldp.accounting.gaussian import gaussian_epsilon
-from labeldp.learning.features import Raw
-from labeldp.learning.fit import accuracy, fit, sgd
+from labeldp.core.certificate import verify
+from labeldp.core.events import GridGaussian, PureDP
+from labeldp.core.gaussian import gaussian_epsilon
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.features.extract import Raw
 from labeldp.learning.heads import ridge_head, softmax_head
-from labeldp.learning.plans import Plan
-from labeldp.learning.rehearsal import rehearse
+from labeldp.learning.train import accuracy, fit, sgd
+from labeldp.learning.tuning import Plan, tune
+from labeldp.mechanisms.counts import GaussianNoise
+from labeldp.mechanisms.moments import Moments
+from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import one_shot, rr
-from labeldp.recipes.look_noise import noise_by_width, noise_for
 from labeldp.recipes.one_shot import train, train_on_inputs
 
 K, N, WIDTH, DELTA = 5, 6000, 24, 1e-5
-quick = functools.partial(rehearse, plans=[Plan(8), Plan(20)], clusterings=2, draws=1)
-one_head = functools.partial(train, rehearse=quick, heads=[ridge_head], delta=DELTA)
+quick = functools.partial(tune, plans=[Plan(8), Plan(20)], clusterings=2, draws=1)
+one_head = functools.partial(train, tune=quick, heads=[ridge_head], delta=DELTA)
 
 
 def clouds(rows, seed, spread=0.8):
@@ -63,14 +67,14 @@ def test_the_ledger_holds_one_gaussian_look_and_no_more(epsilon):
     shot = one_head(problem()[0], box, epsilon=epsilon)
     std = GaussianNoise.for_budget(epsilon, DELTA).std
     (group,) = box.ledger.groups()
-    assert [(look.event, look.times) for look in group.looks] == [(GridGaussian(std, math.sqrt(2)), 1)]
+    assert [(query.event, query.times) for query in group.queries] == [(GridGaussian(std, math.sqrt(2)), 1)]
     assert group.rows == N
     claim = box.certificate(DELTA)
     assert verify(claim) == ()
     assert claim.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2) / std, DELTA), rel=1e-6)
     assert epsilon * 0.998 < claim.epsilon <= epsilon * (1 + 1e-9)
     # Noise as large as the longest row needs, and no row was cut.
-    assert shot.noisy.noise_std >= std * float(shot.rehearsal.basis(problem()[0]).norm(dim=1).max())
+    assert shot.noisy.noise_std >= std * float(shot.tuning.basis(problem()[0]).norm(dim=1).max())
     assert shot.noisy.scaled_rows == shot.noisy.dropped_rows == 0
 
 
@@ -114,9 +118,9 @@ def test_what_is_asked_does_not_depend_on_the_labels():
         one_head(x, LabelVault(y, K, rng=SecureRandom(1)), epsilon=0.5) for y in (labels, (labels + 1) % K, labels * 0)
     ]
     for other in shots[1:]:
-        assert other.rehearsal.plan == shots[0].rehearsal.plan
-        assert other.rehearsal.tried == shots[0].rehearsal.tried
-        assert torch.equal(other.rehearsal.basis(x), shots[0].rehearsal.basis(x))
+        assert other.tuning.plan == shots[0].tuning.plan
+        assert other.tuning.tried == shots[0].tuning.tried
+        assert torch.equal(other.tuning.basis(x), shots[0].tuning.basis(x))
         assert np.array_equal(other.noisy.total, shots[0].noisy.total)
         assert not np.array_equal(other.noisy.value, shots[0].noisy.value)
 
@@ -132,7 +136,7 @@ def test_all_that_follows_the_look_is_a_function_of_it(tmp_path):
 
 def test_reports_name_the_phases_and_hold_public_numbers():
     heard = []
-    train_on_inputs(Raw(), problem()[0], vault(), epsilon=0.5, delta=DELTA, rehearse=quick, report=heard.append)
+    train_on_inputs(Raw(), problem()[0], vault(), epsilon=0.5, delta=DELTA, tune=quick, report=heard.append)
     phases = [told.phase for told in heard]
     assert list(dict.fromkeys(phases)) == ["features", "rehearsal", "look", "head"]
     assert phases.count("rehearsal") == 2
@@ -178,11 +182,11 @@ def test_a_budget_too_small_is_found_before_the_slow_part():
 
     box = vault(Budget(0.4, DELTA))
     with pytest.raises(BudgetExceededError):
-        train(problem()[0], box, epsilon=0.5, delta=DELTA, rehearse=never)
+        train(problem()[0], box, epsilon=0.5, delta=DELTA, tune=never)
     with pytest.raises(BudgetExceededError):
-        train_on_inputs(Raw(), problem()[0], box, epsilon=0.5, delta=DELTA, rehearse=never)
+        train_on_inputs(Raw(), problem()[0], box, epsilon=0.5, delta=DELTA, tune=never)
     with pytest.raises(ValueError, match="inputs has 7 rows"):
-        train_on_inputs(Raw(), torch.zeros(7, 3), vault(), epsilon=0.5, delta=DELTA, rehearse=never)
+        train_on_inputs(Raw(), torch.zeros(7, 3), vault(), epsilon=0.5, delta=DELTA, tune=never)
     assert box.certificate(DELTA).epsilon == 0.0
 
 
@@ -237,7 +241,7 @@ def test_what_is_kept_is_bound_to_its_question(tmp_path):
         with pytest.raises(ValueError, match="new folder"):
             one_head(features, box, epsilon=epsilon, folder=tmp_path)
     with pytest.raises(ValueError, match="heads differ"):
-        train(x, box, epsilon=0.5, delta=DELTA, heads=[softmax_head], rehearse=quick, folder=tmp_path)
+        train(x, box, epsilon=0.5, delta=DELTA, heads=[softmax_head], tune=quick, folder=tmp_path)
     assert box.certificate(DELTA).epsilon <= 0.5
 
 
@@ -247,13 +251,13 @@ def test_what_is_kept_is_bound_to_its_question(tmp_path):
 def test_far_better_than_randomized_response_at_small_epsilon():
     x, _ = problem()
     fresh, truth = clouds(4000, 1)
-    shot = train(x, vault(seed=5), epsilon=0.3, delta=DELTA, rehearse=quick)
+    shot = train(x, vault(seed=5), epsilon=0.3, delta=DELTA, tune=quick)
     bayes = 1 - _bayes_error()
     assert right(shot, fresh, truth) > bayes - 0.08
     torch.manual_seed(0)
     loop = functools.partial(fit, epochs=5, batch_size=64, optimizer=sgd(0.05))
-    answers = rr.train(nn.Linear(WIDTH, K), x, vault(seed=5), epsilon=0.3, fit=loop)
-    assert right(shot, fresh, truth) > accuracy(answers, fresh, truth) + 0.15
+    responses = rr.train(nn.Linear(WIDTH, K), x, vault(seed=5), epsilon=0.3, fit=loop)
+    assert right(shot, fresh, truth) > accuracy(responses, fresh, truth) + 0.15
 
 
 @functools.cache
@@ -313,16 +317,16 @@ def test_a_head_that_takes_noise_badly_is_not_taken():
 
     x, _ = problem()
     for heads in ([ridge_head, backwards], [backwards, ridge_head]):
-        shot = train(x, vault(seed=2), epsilon=1.0, delta=DELTA, rehearse=quick, heads=heads)
+        shot = train(x, vault(seed=2), epsilon=1.0, delta=DELTA, tune=quick, heads=heads)
         if heads[0] is ridge_head:
             assert shot.head is ridge_head
-    assert right(train(x, vault(seed=2), epsilon=1.0, delta=DELTA, rehearse=quick), *problem()) > 0.6
+    assert right(train(x, vault(seed=2), epsilon=1.0, delta=DELTA, tune=quick), *problem()) > 0.6
 
 
 def test_from_inputs_in_one_call():
     x, _ = problem()
     fresh, truth = clouds(4000, 1)
-    found = train_on_inputs(Raw(dims=12), x.numpy(), vault(seed=1), epsilon=1.0, delta=DELTA, rehearse=quick)
+    found = train_on_inputs(Raw(dims=12), x.numpy(), vault(seed=1), epsilon=1.0, delta=DELTA, tune=quick)
     assert found.map.dim == 12
     assert float((found.predict(fresh) == truth).double().mean()) > 0.6
     assert found.probabilities(fresh).shape == (4000, K)
@@ -337,7 +341,7 @@ def test_few_rows_and_any_number_of_classes(rows, classes):
 
 
 def test_no_argument_could_hold_a_label():
-    for function in (one_shot.rehearsed, one_shot.fitted, one_shot._head):
+    for function in (one_shot.tuned, one_shot.fitted, one_shot._head):
         assert not {"vault", "labels", "y"} & set(inspect.signature(function).parameters)
 
 
@@ -345,8 +349,9 @@ def test_no_argument_could_hold_a_label():
 @pytest.mark.skipif("LABELDP_DATA" not in os.environ, reason="needs $LABELDP_DATA with fashion_mnist")
 def test_fashion_mnist_end_to_end_in_ninety_seconds_of_two_cores():
     """Features, rehearsal, look and head at ε = 0.1. Time is of the processor: the machine may be shared."""
-    from labeldp.data.benchmarks import MissingDataError, load
-    from labeldp.learning.features import Patches
+    from labeldp.data.benchmarks import load
+    from labeldp.data.files import MissingDataError
+    from labeldp.features.patches import Patches
 
     try:
         data = load("fashion_mnist", budget=Budget(0.1, DELTA))

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from labeldp import LabelVault
-from labeldp.accounting.ledger import Budget, BudgetExceededError
-from labeldp.learning.coded import Coder
-from labeldp.learning.plans import Plan
-from labeldp.learning.rehearsal import rehearse
-from labeldp.learning.tabular import Table
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.vault import LabelVault
+from labeldp.features.tables import Coder, Table
+from labeldp.learning.tuning import Plan, tune
 from labeldp.recipes import one_shot, one_shot_coded
 from labeldp.recipes.one_shot_coded import _moment_of
 from labeldp.releases import NoisyMoments
@@ -29,7 +27,7 @@ def problem():
 
 
 def asked(**settings):
-    return functools.partial(rehearse, rows=2000, clusterings=2, draws=1, **settings)
+    return functools.partial(tune, rows=2000, clusterings=2, draws=1, **settings)
 
 
 def right(shot, features, labels):
@@ -41,9 +39,9 @@ def test_a_part_of_the_rows_teaches_nearly_as_much_and_costs_the_same(problem, d
     coded, features, labels = problem
     epsilon = 3.0 if delta else 30.0
     whole, part = (LabelVault(labels, 2, Budget(epsilon, delta)) for _ in range(2))
-    one = one_shot.train(features, whole, epsilon=epsilon, delta=delta, rehearse=asked())
+    one = one_shot.train(features, whole, epsilon=epsilon, delta=delta, tune=asked())
     other = one_shot_coded.train(
-        coded, part, epsilon=epsilon, delta=delta, rehearse=asked(num_rows=ROWS), most=2000, seed=1
+        coded, part, epsilon=epsilon, delta=delta, tune=asked(num_rows=ROWS), most=2000, seed=1
     )
     assert part.certificate(delta).epsilon == whole.certificate(delta).epsilon <= epsilon
     assert other.noisy.num_rows == ROWS
@@ -59,9 +57,9 @@ def test_the_moment_of_all_rows_beats_that_of_the_rows_held(problem):
     for seed in range(12):
         budget = {"epsilon": 0.15, "delta": 1e-6}
         all_of = one_shot_coded.train(
-            coded, LabelVault(labels, 2), **budget, rehearse=asked(num_rows=ROWS, **plan), most=600, seed=seed
+            coded, LabelVault(labels, 2), **budget, tune=asked(num_rows=ROWS, **plan), most=600, seed=seed
         )
-        few = one_shot.train(features[some], LabelVault(labels[some.numpy()], 2), **budget, rehearse=asked(**plan))
+        few = one_shot.train(features[some], LabelVault(labels[some.numpy()], 2), **budget, tune=asked(**plan))
         found["all"].append(right(all_of, features, labels))
         found["some"].append(right(few, features, labels))
     assert np.mean(found["all"]) > np.mean(found["some"]) + 0.05
@@ -90,10 +88,10 @@ def test_all_rows_held_is_the_plain_recipe(problem):
     coded, features, labels = problem
     budget = {"epsilon": 1000.0, "delta": 1e-6}
     one, other = (
-        train.train(rows, LabelVault(labels, 2), **budget, rehearse=asked())
+        train.train(rows, LabelVault(labels, 2), **budget, tune=asked())
         for train, rows in ((one_shot, features), (one_shot_coded, coded))
     )
-    assert one.rehearsal.plan == other.rehearsal.plan
+    assert one.tuning.plan == other.tuning.plan
     assert torch.allclose(one.probabilities(features), other.probabilities(features), atol=0.05)
 
 

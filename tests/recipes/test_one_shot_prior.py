@@ -11,26 +11,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labeldp.recipes.moment_noise import event_of, noise_for
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
-from labeldp.accounting.accountant import epsilon as epsilon_of
-from labeldp.accounting.certificate import verify
-from labeldp.accounting.events import GridGaussian, Look, PureDP
-from labeldp.learning.fit import accuracy, fit, predict, sgd
-from labeldp.learning.plans import Plan
-from labeldp.learning.rehearsal import rehearse
-from labeldp.learning.schedules import linear
-from labeldp.private.priors import likely_sets
-from labeldp.private.randomizers import TopKResponse
+from labeldp.core.accountant import epsilon as epsilon_of
+from labeldp.core.certificate import verify
+from labeldp.core.events import GridGaussian, PureDP, Query
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import accuracy, fit, linear, predict, sgd
+from labeldp.learning.tuning import Plan, tune
+from labeldp.mechanisms.responses import TopKResponse, likely_sets
 from labeldp.recipes import forward, lp_mst, one_shot_prior, students
-from labeldp.recipes.look_noise import event_of, noise_for
-from labeldp.recipes.one_shot_prior import Split, informative_sets, rehearse_split, split_budget, train
+from labeldp.recipes.one_shot_prior import Split, informative_sets, split_budget, train, tune_split
 from tests.recipes.test_one_shot import modes
 
 K, N, WIDTH, DELTA = 5, 6000, 48, 1e-5
 TRAIN = functools.partial(fit, epochs=6, batch_size=64, optimizer=sgd(0.05), schedule=linear())
-quick = functools.partial(rehearse, plans=[Plan(8), Plan(32)], clusterings=2, draws=1)
+quick = functools.partial(tune, plans=[Plan(8), Plan(32)], clusterings=2, draws=1)
 HALF = Split(*split_budget(1.0, DELTA, 0.5), expected=0.0)
 
 
@@ -51,7 +50,7 @@ def network():
 
 def run(box, epsilon=1.0, fit=TRAIN, split=HALF, **more):
     x = problem()[0]
-    return train(network(), x, x, box, epsilon=epsilon, delta=DELTA, fit=fit, split=split, rehearse=quick, **more)
+    return train(network(), x, x, box, epsilon=epsilon, delta=DELTA, fit=fit, split=split, tune=quick, **more)
 
 
 def weights(model):
@@ -68,32 +67,32 @@ def test_the_ledger_composes_both_looks_to_epsilon(epsilon, share):
     found = run(box, epsilon, split=Split(first, second, 0.0))
     std = noise_for(first, DELTA).std
     (group,) = box.ledger.groups()
-    events = {look.event: look.times for look in group.looks}
+    events = {query.event: query.times for query in group.queries}
     assert events == {GridGaussian(std, math.sqrt(2)): 1, PureDP(second): 1}
     claim = box.certificate(DELTA)
     assert verify(claim) == ()
     assert claim.epsilon <= epsilon * (1 + 1e-9)
-    assert claim.epsilon == pytest.approx(epsilon_of([Look(event) for event in events], DELTA), rel=1e-6)
+    assert claim.epsilon == pytest.approx(epsilon_of([Query(event) for event in events], DELTA), rel=1e-6)
     assert claim.epsilon > 0.998 * epsilon
     # Better than adding up, which any composition may.
     assert first > epsilon - second
-    assert sum(map(len, found.answers)) == N
+    assert sum(map(len, found.responses)) == N
 
 
 @given(st.floats(0.05, 6), st.floats(0.05, 0.95))
 @settings(max_examples=25)
 def test_any_split_fits_into_the_budget(epsilon, share):
     first, second = split_budget(epsilon, DELTA, share)
-    looks = (Look(event_of(noise_for(first, DELTA))), Look(PureDP(second)))
+    queries = (Query(event_of(noise_for(first, DELTA))), Query(PureDP(second)))
     assert second == (1 - share) * epsilon
-    assert epsilon_of(looks, DELTA) <= epsilon * (1 + 1e-9)
+    assert epsilon_of(queries, DELTA) <= epsilon * (1 + 1e-9)
 
 
 def test_all_on_the_head_asks_nothing_else():
     box = vault(Budget(0.5, DELTA))
     found = run(box, 0.5, split=Split(*split_budget(0.5, DELTA, 1.0), expected=0.0))
-    assert found.answers == ()
-    assert [look.times for look in box.ledger.groups()[0].looks] == [1]
+    assert found.responses == ()
+    assert [query.times for query in box.ledger.groups()[0].queries] == [1]
     assert accuracy(found.model, *problem()[2:]) > 0.6
 
 
@@ -128,7 +127,7 @@ def test_both_looks_or_none():
 def test_the_split_is_rehearsed_without_labels():
     """Small ε goes to the head, large ε to the answers."""
     x = problem()[0]
-    small, large = (rehearse_split(x, K, epsilon, DELTA, shares=(0.1, 0.5, 1.0)) for epsilon in (0.1, 5.0))
+    small, large = (tune_split(x, K, epsilon, DELTA, shares=(0.1, 0.5, 1.0)) for epsilon in (0.1, 5.0))
     assert small.second == 0.0
     assert large.second == pytest.approx(4.5)
     assert 0 < small.expected < large.expected <= 1
@@ -137,9 +136,9 @@ def test_the_split_is_rehearsed_without_labels():
 def test_the_expected_share_is_that_of_real_answers():
     """Answers to pseudo-labels under the prior are right as often as the rehearsal says: real labels of that kind."""
     x, labels, _, _ = problem()
-    split = rehearse_split(x, K, 2.0, DELTA, shares=(0.2,))
+    split = tune_split(x, K, 2.0, DELTA, shares=(0.2,))
     found = run(vault(seed=1), 2.0, split=split, sets=likely_sets, shares=(1.0,))
-    assert (found.answers[0].answers == labels.numpy()).mean() == pytest.approx(split.expected, abs=0.12)
+    assert (found.responses[0].responses == labels.numpy()).mean() == pytest.approx(split.expected, abs=0.12)
 
 
 def test_it_is_split_when_nothing_is_said(monkeypatch):
@@ -155,18 +154,18 @@ def test_it_is_split_when_nothing_is_said(monkeypatch):
 
 def test_answers_come_from_the_classes_that_are_likely():
     found = run(vault(seed=2), shares=(0.7, 0.3))
-    assert [len(part) for part in found.answers] == [4200, 1800]
-    for part in found.answers:
-        law = part.law
-        assert law.epsilon == HALF.second
-        assert 2 <= law.set_sizes().min() < K
-        assert law.members()[np.arange(len(part)), part.answers].all()
+    assert [len(part) for part in found.responses] == [4200, 1800]
+    for part in found.responses:
+        channel = part.channel
+        assert channel.epsilon == HALF.second
+        assert 2 <= channel.set_sizes().min() < K
+        assert channel.members()[np.arange(len(part)), part.responses].all()
 
 
 def mutual_information(prior, members, epsilon):
     """From the law itself: Σ p_y P(ỹ|y) log P(ỹ|y)/P(ỹ)."""
-    law = TopKResponse(epsilon, members)
-    chances = np.stack([law.probabilities(y)[0] for y in range(len(prior))])
+    channel = TopKResponse(epsilon, members)
+    chances = np.stack([channel.probabilities(y)[0] for y in range(len(prior))])
     marginal = prior @ chances
     ratio = np.where(chances > 0, chances / np.where(marginal > 0, marginal, 1.0), 1.0)
     return float((prior[:, None] * chances * np.log(ratio)).sum())
@@ -246,7 +245,7 @@ def test_a_killed_run_resumes_without_asking_again(tmp_path, monkeypatch):
 def test_noise_is_not_that_of_learning():
     """Learning randomness is not privacy randomness: two vaults, one learning seed, other answers."""
     first, second = (run(vault(), fit=TRAIN) for _ in range(2))
-    assert not np.array_equal(first.answers[0].answers, second.answers[0].answers)
+    assert not np.array_equal(first.responses[0].responses, second.responses[0].responses)
 
 
 def test_the_model_can_begin_as_the_head():
@@ -258,7 +257,7 @@ def test_the_model_can_begin_as_the_head():
         return model
 
     model = nn.Sequential(OrderedDict(body=nn.Identity(), head=nn.Linear(WIDTH, K)))
-    found = train(model, x, x, vault(), epsilon=1.0, delta=DELTA, fit=look_at, split=HALF, rehearse=quick, begin=True)
+    found = train(model, x, x, vault(), epsilon=1.0, delta=DELTA, fit=look_at, split=HALF, tune=quick, begin=True)
     both = torch.stack((seen[0].flatten(), found.shot.logits(x).flatten()))
     assert torch.corrcoef(both)[0, 1] > 0.99
 
@@ -348,7 +347,7 @@ def test_study_alone_where_nothing_is_left_for_answers():
     whole = Split(1.0, 0.0, 0.0)
     found = run(box, split=whole, study=study, fit=never)
     assert seen == [found.shot]
-    assert found.answers == ()
+    assert found.responses == ()
 
 
 @pytest.mark.parametrize("inputs", ["tuple", "tensor"])
@@ -356,5 +355,5 @@ def test_a_model_that_cannot_begin_is_refused_unpaid(inputs):
     box, x = vault(), problem()[0]
     given = (x,) if inputs == "tuple" else x
     with pytest.raises(ValueError, match=r"begin|body"):
-        train(network(), given, x, box, epsilon=1.0, delta=DELTA, fit=TRAIN, split=HALF, rehearse=quick, begin=True)
+        train(network(), given, x, box, epsilon=1.0, delta=DELTA, fit=TRAIN, split=HALF, tune=quick, begin=True)
     assert box.certificate(DELTA).epsilon == 0

@@ -14,19 +14,18 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
-from labeldp.accounting.certificate import parse, verify
-from labeldp.accounting.voting import TeacherVoting
-from labeldp.learning.fit import accuracy, fit, sgd
-from labeldp.learning.schedules import linear
-from labeldp.learning.teacher_networks import network_teachers
-from labeldp.learning.teachers import one_look_teachers, ridge_teachers
-from labeldp.private.teacher_votes import one_by_one
-from labeldp.private.vault import MechanismError
+from labeldp.core.certificate import parse, verify
+from labeldp.core.events import TeacherVoting
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault, MechanismError
+from labeldp.learning.teachers import network_teachers, one_shot_teachers, ridge_teachers
+from labeldp.learning.train import accuracy, fit, linear, sgd
+from labeldp.mechanisms.teachers import one_by_one
 from labeldp.recipes.pate_fm import Ballot, label, relabel, train
 
 K, N = 4, 4000
-BALLOT = Ballot(teachers=200, queries=80, answers=40, at_once=200)
+BALLOT = Ballot(teachers=200, queries=80, responses=40, at_once=200)
 TRAIN = functools.partial(fit, epochs=40, batch_size=8, optimizer=sgd(0.05), schedule=linear())
 
 
@@ -51,7 +50,7 @@ def ridge(rows):
 
 
 def one_look(rows):
-    return one_look_teachers(problem()[0], problem()[0][rows], K)
+    return one_shot_teachers(problem()[0], problem()[0][rows], K)
 
 
 def networks(rows):
@@ -78,11 +77,11 @@ def test_answers_are_right_and_cost_epsilon(teachers):
     assert np.mean(found.classes == problem()[1][found.rows]) > 0.9
     assert 2.0 * (1 - 1e-9) <= found.certificate.epsilon <= 2.0
     (group,) = box.ledger.groups()
-    (look,) = group.looks
-    assert (look.times, group.rows) == (1, N)
-    assert isinstance(look.event, TeacherVoting)
-    assert (look.event.queries, look.event.answers) == (80, 40)
-    assert look.event.threshold_std == 1.6 * found.noise_std
+    (query,) = group.looks
+    assert (query.times, group.rows) == (1, N)
+    assert isinstance(query.event, TeacherVoting)
+    assert (query.event.queries, query.event.responses) == (80, 40)
+    assert query.event.threshold_std == 1.6 * found.noise_std
 
 
 def test_a_certificate_of_secure_noise_verifies():
@@ -91,7 +90,7 @@ def test_a_certificate_of_secure_noise_verifies():
 
 
 def test_without_a_threshold_every_row_asked_about_has_a_label():
-    ballot = Ballot(teachers=200, queries=40, answers=40, threshold=None)
+    ballot = Ballot(teachers=200, queries=40, responses=40, threshold=None)
     found = label(ridge, vault(seed=1), epsilon=2.0, delta=1e-5, ballot=ballot)
     assert np.array_equal(found.rows, ballot.rows(N))
 
@@ -179,9 +178,9 @@ def test_kept_answers_are_bound_to_their_question(tmp_path):
     box = vault()
     for other in (
         {"epsilon": 0.2, "ballot": BALLOT},
-        {"epsilon": 0.5, "ballot": Ballot(teachers=100, queries=80, answers=40)},
-        {"epsilon": 0.5, "ballot": Ballot(teachers=200, queries=80, answers=40, seed=1)},
-        {"epsilon": 0.5, "ballot": Ballot(teachers=200, queries=80, answers=40, threshold=0.6)},
+        {"epsilon": 0.5, "ballot": Ballot(teachers=100, queries=80, responses=40)},
+        {"epsilon": 0.5, "ballot": Ballot(teachers=200, queries=80, responses=40, seed=1)},
+        {"epsilon": 0.5, "ballot": Ballot(teachers=200, queries=80, responses=40, threshold=0.6)},
     ):
         with pytest.raises(ValueError, match="another question"):
             label(ridge, box, delta=1e-5, folder=tmp_path, **other)
@@ -208,7 +207,7 @@ def test_mistakes_cost_nothing():
 
 
 def test_a_student_without_answers_is_refused():
-    high = Ballot(teachers=200, queries=20, answers=10, threshold=50.0)
+    high = Ballot(teachers=200, queries=20, responses=10, threshold=50.0)
     with pytest.raises(ValueError, match="no query was answered"):
         train(network(), problem()[0], vault(), epsilon=2.0, delta=1e-5, fit=TRAIN, teachers=ridge, ballot=high)
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
-from labeldp.accounting.certificate import verify
-from labeldp.learning.fit import accuracy, fit, predict, sgd
-from labeldp.learning.schedules import linear
+from labeldp.core.certificate import verify
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import accuracy, fit, linear, predict, sgd
 from labeldp.recipes import alibi, debiased, forward, lp_mst, rr
 from labeldp.recipes.lp_mst import Prior, plausible, sharpened, split, stage_prior
 
@@ -220,7 +221,7 @@ def test_the_ledger_sees_one_look_per_row_whatever_the_stages():
     lp_mst.train(network(), x, box, epsilon=1.5, fit=TRAIN, shares=(0.25,) * 4)
     (group,) = box.ledger.groups()
     assert group.rows == 3000
-    assert [look.times for look in group.looks] == [1]
+    assert [query.times for query in group.queries] == [1]
 
 
 def test_the_split_is_a_partition_that_depends_on_the_seed_only():
@@ -277,15 +278,15 @@ def test_a_certain_public_prior_makes_every_answer_the_guess():
 
 def test_plausible_rows_are_the_top_k_of_the_model():
     scores = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
-    answers = torch.tensor([0, 1, 2, -1])
-    assert plausible(scores, answers, 1).tolist() == [True, False, False, False]
-    assert plausible(scores, answers, 2).tolist() == [True, True, False, False]
-    assert plausible(scores, answers, 3).tolist() == [True, True, True, False]
+    responses = torch.tensor([0, 1, 2, -1])
+    assert plausible(scores, responses, 1).tolist() == [True, False, False, False]
+    assert plausible(scores, responses, 2).tolist() == [True, True, False, False]
+    assert plausible(scores, responses, 3).tolist() == [True, True, True, False]
 
 
 def test_the_filter_size_is_the_mean_set_size_rounded_not_cut_off():
     class Released:
-        class law:
+        class channel:
             @staticmethod
             def set_sizes():
                 return np.array([1, 2, 2, 2, 2, 2, 2])  # mean 1.86

@@ -13,25 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, LabelVault, SecureRandom
-from labeldp.accounting.accountant import epsilon as epsilon_of
-from labeldp.accounting.certificate import verify
-from labeldp.accounting.events import Gaussian, Look
-from labeldp.accounting.gaussian import gaussian_epsilon, gaussian_mu
-from labeldp.learning.fit import accuracy, adam, fit
-from labeldp.learning.plans import Plan
-from labeldp.learning.rehearsal import rehearse
-from labeldp.models.shared import with_head
-from labeldp.private.counts import GaussianNoise
-from labeldp.private.moments import Moments
+from labeldp.core.accountant import epsilon as epsilon_of
+from labeldp.core.certificate import verify
+from labeldp.core.events import Gaussian, Query
+from labeldp.core.gaussian import gaussian_epsilon, gaussian_mu
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import accuracy, adam, fit
+from labeldp.learning.tuning import Plan, tune
+from labeldp.mechanisms.counts import GaussianNoise
+from labeldp.mechanisms.moments import Moments
+from labeldp.models.zoo import with_head
 from labeldp.recipes import one_shot, students
 from labeldp.recipes.rounds import joined, split_budget, train
 
 K, N, SIDE, DELTA = 3, 1500, 10, 1e-5
 FIT: Any = functools.partial(fit, epochs=4, batch_size=32, optimizer=adam(1e-2))
 TEACH = functools.partial(students.train, fit=FIT)
-QUICK = functools.partial(rehearse, plans=[Plan(6), Plan(12)], clusterings=2, draws=1)
-LOOK = functools.partial(one_shot.train, rehearse=QUICK)
+QUICK = functools.partial(tune, plans=[Plan(6), Plan(12)], clusterings=2, draws=1)
+LOOK = functools.partial(one_shot.train, tune=QUICK)
 
 
 @functools.cache
@@ -69,14 +70,14 @@ def weights(model):
 @pytest.fixture
 def drawn(monkeypatch):
     """Every moment that is really drawn."""
-    looks, sample = [], Moments.sample
+    queries, sample = [], Moments.sample
 
     def watched(self, labels, rng):
-        looks.append(self)
+        queries.append(self)
         return sample(self, labels, rng)
 
     monkeypatch.setattr(Moments, "sample", watched)
-    return looks
+    return queries
 
 
 # -- the budget ----------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ def test_the_looks_together_cost_epsilon_and_hardly_less(epsilon, delta, raw):
     shares = [share / sum(raw) for share in raw]
     parts = split_budget(epsilon, delta, shares)
     noises = [GaussianNoise.for_budget(part, delta).std for part in parts]
-    spent = epsilon_of([Look(Gaussian(std, math.sqrt(2.0))) for std in noises], delta)
+    spent = epsilon_of([Query(Gaussian(std, math.sqrt(2.0))) for std in noises], delta)
     assert spent <= epsilon
     # Not all: `for_budget` rounds up until the law of counts, too, meets the budget; far up where noise is little.
     if min(noises) > 4:
@@ -119,7 +120,7 @@ def test_the_certificate_says_epsilon(shares, drawn):
     box = vault(Budget(1.0, DELTA))
     found = run(box, 1.0, shares=shares)
     assert len(drawn) == len(found.shots) == len(shares)
-    squares = np.array([look.noise.std for look in drawn]) ** -2.0
+    squares = np.array([query.noise.std for query in drawn]) ** -2.0
     assert squares / squares.sum() == pytest.approx(shares, rel=0.02)
     assert 0.99 <= box.certificate().epsilon <= 1.0
     assert verify(box.certificate()) == ()

@@ -15,22 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from labeldp import Budget, BudgetExceededError, GroupCounts, LabelVault, LaplaceNoise, PriorResponse, SecureRandom
-from labeldp.accounting.certificate import verify
-from labeldp.accounting.events import PureDP
+from labeldp.core.certificate import verify
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
 from labeldp.data.storage import load_labels
-from labeldp.learning.clusters import kmeans
-from labeldp.learning.fit import accuracy, fit, sgd
-from labeldp.learning.schedules import linear
+from labeldp.features.clusters import kmeans
+from labeldp.learning.train import accuracy, fit, linear, sgd
+from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
+from labeldp.mechanisms.responses import PriorResponse
 from labeldp.recipes import lp_mst, rr, ssl_prior
-from labeldp.recipes.ssl_prior import (
-    cluster_prior,
-    expected_accuracy,
-    fitted_part,
-    published_part,
-    split_budget,
-    train,
-)
+from labeldp.recipes.ssl_prior import cluster_prior, expected_accuracy, fitted_part, published_part, split_budget, train
 
 K, N, C = 4, 2400, 12
 TRAIN = functools.partial(fit, epochs=8, batch_size=64, optimizer=sgd(0.05), schedule=linear())
@@ -74,7 +70,7 @@ def test_the_ledger_says_exactly_epsilon(epsilon):
     run(box, epsilon)
     first, second = split_budget(epsilon, N, C)
     (group,) = box.ledger.groups()
-    assert {look.event: look.times for look in group.looks} == Counter([PureDP(first), PureDP(second)])
+    assert {query.event: query.times for query in group.queries} == Counter([PureDP(first), PureDP(second)])
     assert box.certificate().epsilon == epsilon
     assert verify(box.certificate()) == ()
 
@@ -113,8 +109,8 @@ def test_other_parts():
 
 def test_all_on_the_prior_answers_with_the_clusters_class(tmp_path):
     run(vault(seed=4), 0.2, prior_epsilon=0.2, folder=tmp_path)
-    answers, groups = load_labels(tmp_path / "answers.npz").answers, problem()[2].members.numpy()
-    assert all(len(set(answers[groups == g])) == 1 for g in range(C))
+    responses, groups = load_labels(tmp_path / "answers.npz").responses, problem()[2].members.numpy()
+    assert all(len(set(responses[groups == g])) == 1 for g in range(C))
 
 
 @pytest.mark.parametrize("part", [-0.1, 1.1, math.nan, math.inf])
@@ -131,7 +127,7 @@ def joint_ratio(first, second, reach=8):
     From the stated laws: discrete Laplace noise at `first`, then RRWithPrior at `second` under what it shows.
     """
 
-    def law(labels):
+    def channel(labels):
         cells = np.bincount(labels, minlength=2)
         table = {}
         for shown in itertools.product(range(-reach, reach), repeat=2):
@@ -139,15 +135,17 @@ def joint_ratio(first, second, reach=8):
             kept = np.clip(shown, 0, None)
             response = PriorResponse(second, kept / kept.sum() if kept.sum() else [0.5, 0.5])
             rows = [response.probabilities(y)[0] for y in labels]
-            for answers in itertools.product(range(2), repeat=2):
-                table[shown, answers] = chance * rows[0][answers[0]] * rows[1][answers[1]]
+            for responses in itertools.product(range(2), repeat=2):
+                table[shown, responses] = chance * rows[0][responses[0]] * rows[1][responses[1]]
         return table
 
-    laws = {labels: law(labels) for labels in itertools.product(range(2), repeat=2)}
-    pairs = [(a, b) for a in laws for b in laws if sum(x != y for x, y in zip(a, b, strict=True)) == 1]
+    channels = {labels: channel(labels) for labels in itertools.product(range(2), repeat=2)}
+    pairs = [(a, b) for a in channels for b in channels if sum(x != y for x, y in zip(a, b, strict=True)) == 1]
     # An answer that the sets exclude is impossible under every label.
-    assert all((laws[a][out] > 0) == (laws[b][out] > 0) for a, b in pairs for out in laws[a])
-    return max(math.log(laws[a][out] / laws[b][out]) for a, b in pairs for out in laws[a] if laws[a][out] > 0)
+    assert all((channels[a][out] > 0) == (channels[b][out] > 0) for a, b in pairs for out in channels[a])
+    return max(
+        math.log(channels[a][out] / channels[b][out]) for a, b in pairs for out in channels[a] if channels[a][out] > 0
+    )
 
 
 def test_both_looks_together_are_epsilon_private_and_no_less():
@@ -174,8 +172,8 @@ def test_the_steps_are_those_of_algorithm_4(epsilon, tmp_path):
     for g in range(C):
         positive = [max(0, h) for h in noisy[g]]
         prior[g] = [h / sum(positive) if sum(positive) else 1 / K for h in positive]
-    answers = PriorResponse(second, prior[groups]).sample(secret, rng).answers
-    assert np.array_equal(load_labels(tmp_path / "answers.npz").answers, answers)
+    responses = PriorResponse(second, prior[groups]).sample(secret, rng).responses
+    assert np.array_equal(load_labels(tmp_path / "answers.npz").responses, responses)
 
 
 def test_a_cluster_that_noise_emptied_has_a_uniform_prior():
@@ -205,19 +203,19 @@ def test_answers_under_the_prior_are_right_as_often_as_it_says():
     """Labels that follow the prior: 200,000 answers, six deviations. Far more often than plain randomized response."""
     generator = np.random.default_rng(3)
     table = generator.dirichlet(np.full(K, 0.3), size=20)
-    labels = np.concatenate([generator.choice(K, size=10_000, p=law) for law in table])
+    labels = np.concatenate([generator.choice(K, size=10_000, p=channel) for channel in table])
     prior = np.repeat(table, 10_000, axis=0)
-    law = PriorResponse(1.0, prior)
-    kept = (law.sample(labels.astype(np.uint8), SecureRandom(1)).answers == labels).mean()
-    assert kept == pytest.approx(expected_accuracy(law, prior), abs=6 * 0.5 / math.sqrt(200_000))
-    assert expected_accuracy(law, prior) > math.e / (math.e + K - 1) + 0.1
+    channel = PriorResponse(1.0, prior)
+    kept = (channel.sample(labels.astype(np.uint8), SecureRandom(1)).responses == labels).mean()
+    assert kept == pytest.approx(expected_accuracy(channel, prior), abs=6 * 0.5 / math.sqrt(200_000))
+    assert expected_accuracy(channel, prior) > math.e / (math.e + K - 1) + 0.1
     assert expected_accuracy(PriorResponse(1.0, [0.25] * 4), [0.25] * 4) == pytest.approx(math.e / (math.e + 3))
 
 
 # -- training ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learn", [lp_mst.hard_answers, lp_mst.posterior_of_model])
+@pytest.mark.parametrize("learn", [lp_mst.hard_responses, lp_mst.posterior_of_model])
 @pytest.mark.parametrize("epsilon", [0.3, 2.0])
 def test_it_learns(learn, epsilon):
     x, labels, _ = problem()

@@ -12,20 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, nn
 
-from labeldp import LabelVault, SecureRandom
-from labeldp.learning.fit import accuracy, adam, fit, predict
-from labeldp.learning.plans import Plan
-from labeldp.learning.rehearsal import rehearse
-from labeldp.learning.schedules import one_cycle
-from labeldp.models.shared import with_head
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
+from labeldp.learning.train import accuracy, adam, fit, one_cycle, predict
+from labeldp.learning.tuning import Plan, tune
+from labeldp.models.zoo import with_head
 from labeldp.recipes import one_shot, students
 from labeldp.recipes.students import (
     by_confidence,
     corrected,
     matched,
     mixed,
+    most_confident,
     on_probabilities,
-    surest,
     train,
     train_after,
     usual_fit,
@@ -100,7 +99,7 @@ def test_confidence_in_numbers(classes, top, power):
 @given(st.integers(1, 60), st.integers(1, 5), st.floats(0.05, 1), st.integers(0, 10**6))
 def test_the_surest_of_every_class(rows, classes, share, seed):
     p = torch.rand(rows, classes, generator=Generator().manual_seed(seed)).softmax(dim=1)
-    kept = surest(share)(p)
+    kept = most_confident(share)(p)
     confidence, chosen = p.max(dim=1)
     for k in range(classes):
         inside = chosen == k
@@ -160,28 +159,28 @@ def linear_world(noise_std, seed=0, n=4000, d=12):
     generator = Generator().manual_seed(seed)
     rows = torch.randn(n, d, generator=generator)
     rows = rows / rows.norm(dim=1, keepdim=True)
-    law = (rows @ torch.randn(d, K, generator=generator) * 3).softmax(dim=1)
-    labels = torch.multinomial(law, 1, generator=generator).squeeze(1)
+    channel = (rows @ torch.randn(d, K, generator=generator) * 3).softmax(dim=1)
+    labels = torch.multinomial(channel, 1, generator=generator).squeeze(1)
     sums = (torch.nn.functional.one_hot(labels, K).T.double() @ rows.double()).numpy()
     drawn = np.random.default_rng(seed).normal(size=(K, d))
     value = sums + noise_std * (drawn - drawn.mean(axis=0))
-    return rows, law, NoisyMoments(value, sums.sum(axis=0), n, "Gaussian", noise_std, 1.0)
+    return rows, channel, NoisyMoments(value, sums.sum(axis=0), n, "Gaussian", noise_std, 1.0)
 
 
-def error(guess, law):
-    return float((guess - law).square().sum(dim=1).mean())
+def error(guess, channel):
+    return float((guess - channel).square().sum(dim=1).mean())
 
 
 def test_what_a_guess_gets_wrong_is_taken_back():
     """A guess that misjudges one feature: the less noise there is, the more of its error goes."""
     left = []
     for noise_std in (5.0, 20.0, 80.0):
-        rows, law, noisy = linear_world(noise_std)
-        blind = (law.log() - 4 * rows[:, :1] * torch.tensor([1.0, 0.0, -1.0])).softmax(dim=1)
+        rows, channel, noisy = linear_world(noise_std)
+        blind = (channel.log() - 4 * rows[:, :1] * torch.tensor([1.0, 0.0, -1.0])).softmax(dim=1)
         after = corrected(blind, noisy, rows)
         assert torch.allclose(after.sum(dim=1), torch.ones(len(rows)), atol=1e-5)
         assert after.min() >= 0
-        left.append(error(after, law) / error(blind, law))
+        left.append(error(after, channel) / error(blind, channel))
     assert left == sorted(left)
     assert left[0] < 0.65  # the rest is not linear in the features
     assert left[-1] <= 1.0 + 1e-6
@@ -189,19 +188,19 @@ def test_what_a_guess_gets_wrong_is_taken_back():
 
 def test_a_guess_without_error_stays_as_it_is():
     """Nothing but noise is left of the moment; planted: without the shrinkage it would be added to the guess."""
-    rows, law, noisy = linear_world(40.0)
-    assert error(corrected(law, noisy, rows), law) < 2e-3
+    rows, channel, noisy = linear_world(40.0)
+    assert error(corrected(channel, noisy, rows), channel) < 2e-3
     gram = rows.double().T @ rows.double()
-    residual = torch.tensor(noisy.value) - law.T.double() @ rows.double()
-    unshrunk = law + rows @ torch.linalg.solve(gram, residual.T).float()
-    assert error(unshrunk, law) > 4e-3
+    residual = torch.tensor(noisy.value) - channel.T.double() @ rows.double()
+    unshrunk = channel + rows @ torch.linalg.solve(gram, residual.T).float()
+    assert error(unshrunk, channel) > 4e-3
 
 
 def test_matched_generations_are_the_mix_corrected():
-    rows, law, noisy = linear_world(5.0)
-    other = law.roll(1, dims=0)
-    mix = 0.7 * law + 0.3 * other
-    assert torch.allclose(matched(noisy, rows, 0.3)(law, other), corrected(mix, noisy, rows), atol=1e-5)
+    rows, channel, noisy = linear_world(5.0)
+    other = channel.roll(1, dims=0)
+    mix = 0.7 * channel + 0.3 * other
+    assert torch.allclose(matched(noisy, rows, 0.3)(channel, other), corrected(mix, noisy, rows), atol=1e-5)
 
 
 # -- learning ------------------------------------------------------------------------------------------------
@@ -223,14 +222,14 @@ def test_after_one_look_in_one_line():
     images, labels = pictures()
     features = torch.nn.functional.avg_pool2d(images, 2).flatten(1)
     box = LabelVault(labels.numpy(), K, rng=SecureRandom(5))
-    quick = functools.partial(rehearse, plans=[Plan(16)], clusterings=1, draws=1)
-    shot = one_shot.train(features, box, epsilon=4.0, delta=1e-5, rehearse=quick)
+    quick = functools.partial(tune, plans=[Plan(16)], clusterings=1, draws=1)
+    shot = one_shot.train(features, box, epsilon=4.0, delta=1e-5, tune=quick)
     paid = box.certificate(1e-5).epsilon
     student = train_after(shot, features, network(), images, fit=TRAIN, generations=2)
     single = train_after(shot, features, network(), images, fit=TRAIN, generations=1)
     assert box.certificate(1e-5).epsilon == paid
     assert torch.equal(weights(single), weights(run(shot.probabilities(features))))
-    rows, first = shot.rehearsal.basis(features), predict(single, images).softmax(dim=1)
+    rows, first = shot.tuning.basis(features), predict(single, images).softmax(dim=1)
     second = corrected(0.5 * (shot.probabilities(features) + first), shot.noisy, rows)
     assert torch.allclose(weights(student), weights(run(second)), atol=1e-3)
 
@@ -292,7 +291,12 @@ def test_probabilities_that_are_none_are_refused(probabilities, words):
 def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ValueError, match="generations is 0"):
         run(generations=0)
-    for wrong in (lambda: by_confidence(-1), lambda: surest(0), lambda: surest(1.1), lambda: mixed(-0.1)):
+    for wrong in (
+        lambda: by_confidence(-1),
+        lambda: most_confident(0),
+        lambda: most_confident(1.1),
+        lambda: mixed(-0.1),
+    ):
         with pytest.raises(ValueError, match="="):
             wrong()
 
@@ -331,7 +335,7 @@ def test_a_killed_student_goes_on(tmp_path, generation):
 def test_other_targets_or_weights_do_not_resume(tmp_path):
     """A checkpoint belongs to what it was trained on: with other targets or weights a student starts again."""
     run(folder=tmp_path)
-    half = surest(0.5)
+    half = most_confident(0.5)
     assert torch.equal(weights(run(folder=tmp_path, weigh=half)), weights(run(weigh=half)))
     other = noisy_teacher(0.9)
     assert torch.equal(weights(run(other, folder=tmp_path)), weights(run(other)))

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from labeldp import Budget, BudgetExceededError, SecureRandom
-from labeldp.data.synthetic_attribution import synthetic_attribution_stand_in
-from labeldp.learning.fit import adam, fit, predict
-from labeldp.learning.objectives import forward_corrected
-from labeldp.learning.ranking import auc
-from labeldp.models.attribution import attribution_network
-from labeldp.private.user_responses import UserResponse
-from labeldp.private.user_rows import cap_rows
-from labeldp.private.users import UserVault
-from labeldp.recipes.user_level import ask_users, rows_of, train_on_answers
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.data.synthetic import synthetic_attribution_stand_in
+from labeldp.learning.evidence import forward_corrected
+from labeldp.learning.train import adam, fit, predict
+from labeldp.mechanisms.users import UserResponse, UserVault, cap_rows
+from labeldp.models.zoo import attribution_network
+from labeldp.recipes.user_level import ask_users, rows_of, train_on_responses
+from labeldp.results.measure import auc
 
 
 def tensors(columns):
@@ -44,19 +43,19 @@ LEARN = functools.partial(fit, epochs=4, batch_size=128, optimizer=adam(3e-3))
 
 def test_answers_teach_and_the_worst_user_pays_epsilon():
     data = synthetic_attribution_stand_in(4000, 2000, budget=Budget(8.0))
-    model = train_on_answers(network(data), tensors(data.train), data.vault, epsilon=8.0, cap=2, fit=LEARN)
+    model = train_on_responses(network(data), tensors(data.train), data.vault, epsilon=8.0, cap=2, fit=LEARN)
     assert score(model, data) > 0.7
     claim = data.vault.certificate()
     assert claim.epsilon == 8.0
     assert claim.unit.protects == "all labels of one user"
     with pytest.raises(BudgetExceededError):
-        train_on_answers(network(data), tensors(data.train), data.vault, epsilon=0.1, cap=2, fit=LEARN)
+        train_on_responses(network(data), tensors(data.train), data.vault, epsilon=0.1, cap=2, fit=LEARN)
 
 
 @pytest.mark.parametrize("more", [{"alike": True}, {"delta": 1e-5}, {"objective": forward_corrected}])
 def test_other_ways_to_share_and_to_learn(more):
     data = synthetic_attribution_stand_in(500, 10, budget=Budget(6.0, more.get("delta", 0.0)))
-    train_on_answers(network(data), tensors(data.train), data.vault, epsilon=6.0, cap=3, fit=LEARN, **more)
+    train_on_responses(network(data), tensors(data.train), data.vault, epsilon=6.0, cap=3, fit=LEARN, **more)
     assert 0.99 * 6 < data.vault.certificate().epsilon <= 6.0
 
 
@@ -70,7 +69,7 @@ def seen_by_fit(vault, cap, **more):
 
     inputs = torch.arange(len(vault), dtype=torch.float32)[:, None]
     model = torch.nn.Linear(1, 2)
-    train_on_answers(model, inputs, vault, epsilon=2.0, cap=cap, fit=spy, **more)
+    train_on_responses(model, inputs, vault, epsilon=2.0, cap=cap, fit=spy, **more)
     return got
 
 
@@ -94,12 +93,12 @@ def test_a_resumed_run_does_not_ask_again(tmp_path):
     spent = data.vault.certificate().epsilon
     first = ask_users(data.vault, question, kept, tmp_path / "answers.npz")
     again = ask_users(data.vault, question, kept, tmp_path / "answers.npz")
-    assert np.array_equal(first.answers, again.answers)
+    assert np.array_equal(first.responses, again.responses)
     assert np.array_equal(first.log_likelihood(), again.log_likelihood())
     assert data.vault.certificate().epsilon == spent + 1.0
     other = synthetic_attribution_stand_in(4000, 2000)
     later = ask_users(other.vault, question, kept, tmp_path / "answers.npz")
-    assert np.array_equal(first.answers, later.answers)
+    assert np.array_equal(first.responses, later.responses)
     assert other.vault.certificate().epsilon == 1.0
 
 
@@ -122,7 +121,7 @@ def test_a_killed_training_goes_on_from_its_folder(tmp_path):
     seen, settings = [], {"epsilon": 3.0, "cap": 2, "folder": tmp_path}
     for epochs in (2, 5):
         learn = functools.partial(LEARN, epochs=epochs, report=lambda progress: seen.append(progress.epoch))
-        train_on_answers(network(data), tensors(data.train), data.vault, fit=learn, **settings)
+        train_on_responses(network(data), tensors(data.train), data.vault, fit=learn, **settings)
     assert seen == [1, 2, 3, 4, 5]
     assert data.vault.certificate().epsilon == 3.0
 
@@ -131,9 +130,9 @@ def test_mistakes_cost_nothing():
     data = synthetic_attribution_stand_in(50, 10)
     wrong = attribution_network(1, data.train.cardinalities, num_classes=3)
     with pytest.raises(ValueError, match=r"\(1, 2\)"):
-        train_on_answers(wrong, tensors(data.train), data.vault, epsilon=1.0, cap=2, fit=LEARN)
+        train_on_responses(wrong, tensors(data.train), data.vault, epsilon=1.0, cap=2, fit=LEARN)
     with pytest.raises(ValueError, match="k is"):
-        train_on_answers(network(data), tensors(data.train), data.vault, epsilon=1.0, cap=0, fit=LEARN)
+        train_on_responses(network(data), tensors(data.train), data.vault, epsilon=1.0, cap=0, fit=LEARN)
     assert data.vault.certificate().epsilon == 0.0
 
 

@@ -10,19 +10,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from labeldp import Budget, BudgetExceededError, SecureRandom
-from labeldp.accounting.certificate import verify
-from labeldp.accounting.events import Gaussian, PoissonGaussian
-from labeldp.accounting.journal import Journal
-from labeldp.accounting.spending import JournalStore
-from labeldp.learning.fit import fit, sgd
+from labeldp.budgets.journal import Journal, JournalStore
+from labeldp.core.certificate import verify
+from labeldp.core.events import Gaussian, PoissonGaussian
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.random import SecureRandom
 from labeldp.learning.projections import Projected
-from labeldp.private.gradients import NormBound
-from labeldp.private.user_gradients import UserGradientSum
-from labeldp.private.user_rows import cap_rows
-from labeldp.private.users import UserVault
+from labeldp.learning.train import fit, sgd
+from labeldp.mechanisms.gradients.sums import NormBound
+from labeldp.mechanisms.gradients.users import UserGradientSum
+from labeldp.mechanisms.users import UserVault, cap_rows
 from labeldp.recipes.denoisers import Secret, alt_conv, alt_rows, no_op, self_conv
-from labeldp.recipes.user_level import train_on_answers, train_on_gradients
+from labeldp.recipes.user_level import train_on_gradients, train_on_responses
 
 USERS, ROWS, CAP = 120, 300, 2
 
@@ -63,9 +62,9 @@ def test_gradients_teach_and_every_user_pays_the_same(denoiser):
     assert claim.unit.protects == "all labels of one user"
     assert verify(claim) == ()
     (group,) = claim.groups
-    (look,) = group.looks
-    assert (group.rows, look.times) == (USERS, 25)
-    assert look.event == PoissonGaussian(look.event.noise_std, 0.5, 1.0, 30 / USERS)
+    (query,) = group.queries
+    assert (group.rows, query.times) == (USERS, 25)
+    assert query.event == PoissonGaussian(query.event.noise_std, 0.5, 1.0, 30 / USERS)
 
 
 def test_one_step_without_noise_goes_down_the_mean_of_the_users_resampled_rows():
@@ -84,7 +83,7 @@ def test_one_step_without_noise_goes_down_the_mean_of_the_users_resampled_rows()
         parameter.data -= 0.5 * slope
     for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    assert box.ledger.groups()[0].looks[0].event == Gaussian(1e-9, 2e3)
+    assert box.ledger.groups()[0].queries[0].event == Gaussian(1e-9, 2e3)
 
 
 @pytest.mark.parametrize("rows", [None, 17])
@@ -103,14 +102,14 @@ def test_noise_and_length_follow_from_epsilon():
     inputs = problem()[0]
     box = vault()
     train(network(), inputs, box, epsilon=1.0, noise_multiplier=4.0, batch_users=12, denoiser=no_op())
-    look = box.ledger.groups()[0].looks[0]
+    query = box.ledger.groups()[0].queries[0]
     assert box.certificate(1e-5).epsilon <= 1.0
     more = vault()
-    more.lease(question(look.event.noise_std, 0.1, box), look.times + 1, cap_rows(box.users, CAP).rows)
+    more.lease(question(query.event.noise_std, 0.1, box), query.times + 1, cap_rows(box.users, CAP).rows)
     assert more.certificate(1e-5).epsilon > 1.0
     one_pass = vault()
     train(network(), inputs, one_pass, epsilon=1.0, epochs=1, batch_users=12, denoiser=no_op())
-    assert one_pass.ledger.groups()[0].looks[0].times == 10
+    assert one_pass.ledger.groups()[0].queries[0].times == 10
 
 
 def question(noise_std, rate, box):
@@ -201,5 +200,5 @@ def test_a_gpu_trains_from_both_kinds_of_question():
         assert (model(inputs.cuda()).argmax(dim=1).cpu().numpy() == labels).mean() > 0.8
         assert box.certificate(1e-5).epsilon <= 8.0
     learn = partial(fit, epochs=3, batch_size=32)
-    model = train_on_answers(network().cuda(), inputs.cuda(), vault(), epsilon=30.0, cap=2, fit=learn)
+    model = train_on_responses(network().cuda(), inputs.cuda(), vault(), epsilon=30.0, cap=2, fit=learn)
     assert (model(inputs.cuda()).argmax(dim=1).cpu().numpy() == labels).mean() > 0.7

@@ -1,0 +1,1 @@
+"""The command line. `labeldp.cli.app` is where it begins; one file for each command."""

@@ -1,0 +1,267 @@
+"""The command line: parse, call one function, write files.
+
+Exit codes: 0 done; 1 `verify` found a problem; 2 bad input, refused or interrupted, with one sentence on stderr
+and nothing written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from labeldp.cli.accounting import calibrate, epsilon
+from labeldp.cli.audit import audit
+from labeldp.cli.budget import account_of, budget
+from labeldp.cli.options import EPSILON, Refusal, declared, delimiter_of, names_in, refuse_idle, takes_config
+from labeldp.cli.plan import plan
+from labeldp.cli.predict import completion, predict
+from labeldp.cli.report import report
+from labeldp.cli.reproduce import reproduce_table
+from labeldp.cli.train import train
+
+if TYPE_CHECKING:
+    from labeldp.core.certificate import Certificate
+    from labeldp.data.request import Report
+
+
+MECHANISMS = ("randomized-response", "prior-response", "top-k-response", "bit-flip", "laplace-one-hot")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="labeldp")
+def cli() -> None:
+    """Machine learning on private labels.
+
+    Features are public, labels are secret: every number printed here is about replacing ONE LABEL.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `labeldp` command."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        # Outside of standalone mode click hands back the code of an early exit, and None otherwise.
+        return cli.main(args=arguments, prog_name="labeldp", standalone_mode=False) or 0
+    except click.ClickException as error:
+        return _shown(error)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted; nothing was written (a charge already made stays in its journal or store)")
+    except ValueError as error:
+        return _say(str(error))
+    except OSError as error:
+        return _say(f"{error.filename or 'the system'}: {error.strerror or type(error).__name__}")
+    except Exception as error:
+        if os.environ.get("LABELDP_DEBUG"):
+            raise
+        return _say(
+            f"unexpected {type(error).__name__}; its message is withheld because it could quote a label "
+            "(set LABELDP_DEBUG=1 to see it). Nothing was written"
+        )
+
+
+def _shown(error: click.ClickException) -> int:
+    """Misused options in one sentence, too."""
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "labeldp"
+        return _say(f"{' '.join(error.format_message().split()).rstrip('.')} (see: {where} --help)")
+    error.show()
+    return error.exit_code
+
+
+def _say(sentence: str) -> int:
+    click.echo(f"labeldp: {sentence}", err=True)
+    return Refusal.exit_code
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.option("--label", required=True, help="The column to privatize.")
+@click.option("--classes", help="All classes the label can take, comma-separated, in the order to use.")
+@click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
+@click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--mechanism", type=click.Choice(MECHANISMS), help="Default: randomized-response, or prior-response "
+              "when prior columns are given.")  # fmt: skip
+@click.option("--prior-columns", help="Columns with each row's public guess, one per class, comma-separated.")
+@click.option("--k", type=click.IntRange(1), help="Size of the answer set of top-k-response.")
+@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
+@click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
+@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.")
+@click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
+@click.option("--insecure-seed", type=int, help="Noise from a seed: for tests only, marked in the certificate.")
+@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
+def privatize(
+    source: Path,
+    label: str,
+    classes: str | None,
+    epsilon: float,
+    target: Path,
+    mechanism: str | None,
+    prior_columns: str | None,
+    k: int | None,
+    delimiter: str | None,
+    journal: Path | None,
+    budget: float | None,
+    store: str | None,
+    key: Path | None,
+    insecure_seed: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Replace a label column by a private one and write a certificate beside it.
+
+    Works on Parquet and CSV in a stream; all other columns and the row order stay as they are. The output may
+    be given to anyone: epsilon holds whatever they do with it. Spending adds up over releases of the same
+    column, so keep a --journal, or give the column a budget in a --store that all its users share.
+
+    \b
+    labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\
+        --epsilon 1 --out private.parquet
+    """
+    from labeldp.data import tables
+
+    delimiter = delimiter_of(delimiter)
+    names = declared(classes)
+    if store is None:
+        refuse_idle("a run without --store", key=key)
+        charged = _journal(journal, budget)
+    else:
+        refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
+        charged = account_of(source, label, names, delimiter, store, key, f"privatize into {target.name}")
+    certificate = _privatized(
+        tables, source, target, quiet or as_json,
+        label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
+        prior_columns=names_in(prior_columns), delimiter=delimiter, journal=charged, rng=_noise(insecure_seed),
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(certificate.to_json()))
+    elif not quiet:
+        click.echo(_summary(certificate, target))
+
+
+def _privatized(tables: Any, source: Path, target: Path, silent: bool, **settings: Any) -> Certificate:
+    with _progress(source.name, silent) as report:
+        return tables.privatize(source, target, report=report, **settings)
+
+
+def _journal(path: Path | None, budget: float | None) -> Any:
+    from labeldp.budgets.journal import Journal
+    from labeldp.core.ledger import Budget
+
+    if path is None:
+        if budget is not None:
+            raise Refusal("--budget needs --journal FILE: without a file there is nothing to remember it")
+        return None
+    return Journal.open(path, None if budget is None else Budget(budget))
+
+
+def _noise(seed: int | None) -> Any:
+    from labeldp.core.random import SecureRandom
+
+    return SecureRandom(seed)
+
+
+@contextmanager
+def _progress(what: str, silent: bool) -> Generator[Report | None]:
+    """A progress bar on stderr, or nothing."""
+    if silent:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.fields[rows]:,} rows"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=1.0, rows=0)
+        yield lambda rows, fraction: bar.update(task, completed=fraction, rows=rows)
+
+
+def _summary(certificate: Certificate, target: Path) -> str:
+    from labeldp.data.tables import certificate_path
+    from labeldp.results.words import at_most, odds_in_words
+
+    rows = sum(group.rows for group in certificate.groups)
+    channel = (certificate.release or {})["mechanism"]
+    lines = [
+        f"{target}: {rows:,} labels privatized by {channel['mechanism']} at epsilon {at_most(certificate.epsilon)}.",
+        odds_in_words(certificate.epsilon, certificate.delta),
+    ]
+    if channel["mechanism"] == "randomized-response":
+        kept = 1 / (1 + (channel["num_classes"] - 1) * math.exp(-channel["epsilon"]))
+        lines.append(f"Each label was kept with probability {kept:.1%}; {1 - kept:.1%} are random other classes.")
+    if certificate.seeded:
+        lines.append("NOT PRIVATE: the noise came from --insecure-seed, so the certificate will not verify.")
+    return "\n".join([*lines, f"Check it with: labeldp verify {certificate_path(target)}"])
+
+
+@cli.command()
+@click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path, exists=True))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(file: Path, as_json: bool) -> None:
+    """Recompute a certificate from its ledger and check the file, or the model, it speaks about.
+
+    FILE is a certificate or the artifact beside it; a certificate that speaks about no file, such as a vault's, is
+    checked by itself. FOLDER is what labeldp train wrote: all of its files are checked, and that they tell one story.
+    Exit code 1 and the reasons when anything is off.
+    """
+    from labeldp.results.verify import certificate_of, problems_of
+    from labeldp.results.words import at_most, odds_in_words
+
+    problems = problems_of(file)
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "holds": not problems, "problems": list(problems)}))
+    elif problems:
+        click.echo("\n".join(f"{file}: {problem}" for problem in problems), err=True)
+    else:
+        claim = certificate_of(file)
+        click.echo(f"{file}: the certificate holds, for epsilon {at_most(claim.epsilon)}.")
+        click.echo(odds_in_words(claim.epsilon, claim.delta, claim.unit.protects))
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+@cli.command()
+@click.option("--out", "folder", default="labeldp-demo", show_default=True, type=click.Path(path_type=Path),
+              help="Where to write the model and its report.")  # fmt: skip
+@click.option("--epsilon", type=EPSILON, default=1.0, show_default=True)
+def demo(folder: Path, epsilon: float) -> None:
+    """Train on a bundled real table (Adult census income), beside models without privacy; verify the result."""
+    from labeldp.cli.demo import run_demo
+    from labeldp.cli.train import check_device, needed_training
+
+    check_device("cpu")
+    needed_training()
+    run_demo(folder, epsilon, click.echo)
+
+
+# --- commands in files of their own -----------------------------------------------------------------------------
+
+for _command in (epsilon, calibrate, plan, train, predict, report, budget, audit, reproduce_table):
+    cli.add_command(_command)
+takes_config(cli)
+cli.add_command(completion)

@@ -1,0 +1,135 @@
+"""`labeldp audit`: a lower bound on epsilon beside the claim."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from labeldp.cli.options import Refusal, delimiter_of, refuse_idle
+
+if TYPE_CHECKING:
+    from labeldp.audit.result import AuditResult
+
+
+@click.command()
+@click.argument("private", metavar="[FOLDER|FILE]", required=False, type=click.Path(path_type=Path))
+@click.option("--table", help="With a folder: the table it was trained on, or the name of the data set. Its labels are "
+              "not used.  [default: as its config.toml has it]")  # fmt: skip
+@click.option("--labels", "original", type=click.Path(path_type=Path), help="With a file: what it was made of, the "
+              "same rows with true labels.")  # fmt: skip
+@click.option("--recipe", help="Audit a recipe of the library on made-up labels instead; --list names them.")
+@click.option("--epsilon", type=float, help="With --recipe: what it is asked to stay within.")
+@click.option("--delta", type=float, help="With --recipe.  [default: 1e-7 where the recipe needs one]")
+@click.option("--rows", type=click.IntRange(20), help="With a folder or --recipe: how many canaries; more find more.  "
+              "[default: all rows of a folder's table]")  # fmt: skip
+@click.option("--candidates", type=click.IntRange(2), help="With --labels: classes a guess is among.  [default: 2]")
+@click.option("--delimiter", help="Of a CSV file: the folder's table, or the original.  [default: a comma; a tab for "
+              ".tsv]")  # fmt: skip
+@click.option("--device", help="With a folder: where to compute, cpu or cuda.  [default: cpu]")
+@click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.999,
+              show_default=True, help="Honest mechanisms are accused with at most one minus this chance.")  # fmt: skip
+@click.option("--list", "show_list", is_flag=True, help="Show the recipes that can be audited.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def audit(
+    private: Path | None,
+    table: str | None,
+    original: Path | None,
+    recipe: str | None,
+    epsilon: float | None,
+    delta: float | None,
+    rows: int | None,
+    candidates: int | None,
+    delimiter: str | None,
+    device: str | None,
+    confidence: float,
+    show_list: bool,
+    as_json: bool,
+) -> None:
+    """Guess labels from what was released, and say which epsilon so many right guesses prove.
+
+    FOLDER is what labeldp train wrote: its recipe is run three times more on the same features, with labels that are
+    made up by coins. No true label is used, so this costs no privacy; the result is kept in FOLDER/audit.json, where
+    labeldp report finds it.
+
+    FILE is what labeldp privatize wrote, and is compared with the true labels of --labels. Keep that result to
+    yourself: like everything that was computed from true labels it is not private.
+
+    An audit can catch a broken promise; it cannot prove that one is kept. Exit code 1 when the claim is broken.
+
+    \b
+    labeldp audit model
+    labeldp audit private.parquet --labels patients.parquet
+    labeldp audit --recipe dp-sgd --epsilon 1
+    """
+
+    if show_list:
+        from labeldp.audit.selftest import subjects
+
+        click.echo("\n".join(subjects()))
+        return
+    if (private is None) == (recipe is None):
+        raise Refusal(
+            "give a folder of labeldp train, a private file and its --labels, or the name of a --recipe (see --list)"
+        )
+    if private is not None and private.is_dir():
+        refuse_idle("a folder", labels=original, candidates=candidates, epsilon=epsilon, delta=delta)
+        found = _of_folder(private, table, rows, delimiter, device or "cpu", confidence, as_json)
+    elif private is not None:
+        refuse_idle("a file", epsilon=epsilon, delta=delta, rows=rows, table=table, device=device)
+        found = _shown(_of_file(private, original, candidates, delimiter, confidence), as_json)
+    else:
+        given = {"labels": original, "candidates": candidates, "delimiter": delimiter, "table": table}
+        refuse_idle("--recipe", **given, device=device)
+        found = _shown(_of_recipe(str(recipe), epsilon, delta, rows, confidence), as_json)
+    if found.contradicts:
+        raise click.exceptions.Exit(1)
+
+
+def _shown(result: AuditResult, as_json: bool) -> AuditResult:
+    click.echo(json.dumps(result.to_json()) if as_json else result.verdict)
+    return result
+
+
+def _of_folder(
+    folder: Path,
+    table: str | None,
+    rows: int | None,
+    delimiter: str | None,
+    device: str,
+    confidence: float,
+    as_json: bool,
+) -> AuditResult:
+    """Audit, keep the result beside the model, and say it."""
+    from labeldp.audit.folders import audit_folder, keep_audit
+    from labeldp.cli.train import check_device
+
+    check_device(device)
+    found = audit_folder(folder, table, canaries=rows, delimiter=delimiter, device=device, confidence=confidence)
+    kept = keep_audit(found, folder)
+    said = f"{found.verdict}\nKept in {kept}; see it with: labeldp report {folder}"
+    click.echo(json.dumps(found.to_json()) if as_json else said)
+    return found.result
+
+
+def _of_file(
+    private: Path, original: Path | None, candidates: int | None, delimiter: str | None, confidence: float
+) -> AuditResult:
+    from labeldp.audit.responses import audit_table
+
+    if original is None:
+        raise Refusal("--labels is missing: give the file with the true labels that the private one was made of")
+    delimiter = delimiter_of(delimiter)
+    return audit_table(private, original, candidates=candidates or 2, confidence=confidence, delimiter=delimiter)
+
+
+def _of_recipe(
+    recipe: str, epsilon: float | None, delta: float | None, rows: int | None, confidence: float
+) -> AuditResult:
+    from labeldp.audit.selftest import self_test
+
+    if epsilon is None:
+        raise Refusal("--epsilon is missing: what the recipe is asked to stay within, say 1")
+    return self_test(recipe, epsilon, delta, rows=rows, confidence=confidence)

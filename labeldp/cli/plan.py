@@ -1,0 +1,101 @@
+"""`labeldp plan`: which recipe, and why, from public numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from labeldp.cli.options import Refusal, delimiter_of, names_in
+
+
+@click.command()
+@click.argument("table", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--rows", type=click.IntRange(1), help="How many labels there are.  [with a table: counted]")
+@click.option("--classes", help="How many classes the label can take, or their names, comma-separated.")
+@click.option("--regression", is_flag=True, help="The labels are numbers, not classes.")
+@click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="0 leaves out what needs Gaussian noise.")
+@click.option("--features", type=click.IntRange(1), help="Numbers per row of the public features.  [with a table: "
+              "guessed from its columns]")  # fmt: skip
+@click.option("--modality", type=click.Choice(("images", "table", "text", "embeddings")),
+              help="What the features are.  [default: images; with a table: table]")  # fmt: skip
+@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True,
+              help="Where you would train.")  # fmt: skip
+@click.option("--hours", type=float, default=4.0, show_default=True, help="Recipes that train longer are not chosen.")
+@click.option("--rows-per-user", type=click.IntRange(1), help="Protect all labels of a user together; the most rows "
+              "one of them has.")  # fmt: skip
+@click.option("--label", help="With a table: the secret column, which is not read.")
+@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(
+    table: Path | None,
+    rows: int | None,
+    classes: str | None,
+    regression: bool,
+    epsilon: float,
+    delta: float,
+    features: int | None,
+    modality: str | None,
+    device: str,
+    hours: float,
+    rows_per_user: int | None,
+    label: str | None,
+    delimiter: str | None,
+    as_json: bool,
+) -> None:
+    """Which recipe is expected to do best, and why: from public numbers, before anything is spent.
+
+    Give the numbers, or a Parquet or CSV file: then rows and public columns are counted, and the label column is not
+    looked at.
+
+    \b
+    labeldp plan --rows 60000 --classes 10 --epsilon 0.1 --features 784 --device cuda
+    labeldp plan patients.parquet --label diagnosis --classes none,mild,severe --epsilon 1
+    """
+    from labeldp.choosing.choice import choose
+
+    number = None if regression else _class_count(classes)
+    if regression and classes:
+        raise Refusal("--classes means nothing with --regression; leave one of them out")
+    if table is not None:
+        rows, features = _table_size(table, rows, features, label, delimiter)
+    elif label is not None or delimiter is not None:
+        raise Refusal("--label and --delimiter belong to a table; name its file, or leave them out")
+    elif rows is None:
+        raise Refusal("give --rows, the number of labels, or the file of a table to count them in")
+    choice = choose(
+        rows, number, epsilon, delta,
+        feature_dim=features, modality=modality or ("images" if table is None else "table"), device=device,
+        rows_per_user=rows_per_user, hours=hours,
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(choice.to_json()))
+        return
+    from labeldp.choosing.choice import show
+
+    show(choice)
+
+
+def _class_count(classes: str | None) -> int:
+    if not classes:
+        raise Refusal(
+            "--classes is missing: say how many classes the label can take, for example --classes 3 or --classes "
+            "none,mild,severe. They are not counted in the data, because which classes occur is itself private; for "
+            "labels that are numbers, give --regression"
+        )
+    return int(classes) if classes.strip().isdecimal() else len(names_in(classes))
+
+
+def _table_size(
+    table: Path, rows: int | None, features: int | None, label: str | None, delimiter: str | None
+) -> tuple[int, int]:
+    from labeldp.choosing.shape import public_shape
+
+    if label is None:
+        raise Refusal("--label is missing: name the secret column, so that it is left out of what is looked at")
+    if rows is not None:
+        raise Refusal(f"--rows means nothing with a table: its rows are counted in {table.name}; leave it out")
+    shape = public_shape(table, label, delimiter_of(delimiter))
+    return shape.num_rows, features or shape.feature_dim

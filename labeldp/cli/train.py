@@ -1,0 +1,281 @@
+"""`labeldp train`: a table or a named data set in, a folder with a certified model out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from labeldp.cli.options import DELTA, EPSILON, Names, OptionError, check_range, delimiter_of, option_values
+
+if TYPE_CHECKING:
+    from labeldp.data.door import Source
+
+
+# As in labeldp.estimator.methods, which needs torch; a test compares the two.
+METHODS = (
+    "auto", "one_shot", "one_shot+linear", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes", "rr",
+    "forward", "debiased", "lp_mst", "ssl_prior", "alibi", "labeldp_pro", "dp_sgd",
+)  # fmt: skip
+# As in labeldp.estimator.regressor, alike.
+NUMBER_METHODS = ("auto", "one_shot", "binned_regression")
+TASKS = ("classification", "regression")
+Report = Callable[[Any], None]
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option("--label", help="The secret column, which the model learns to predict.")
+@click.option("--task", type=click.Choice(TASKS), default=TASKS[0], show_default=True, help="Whether the label is a "
+              "class or a number.")  # fmt: skip
+@click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
+@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="With --task regression: between "
+              "which numbers the label lies, from what is known of it and never from the labels.")  # fmt: skip
+@click.option("--epsilon", type=EPSILON, help="Privacy of one label; smaller is more private.")
+@click.option("--delta", type=DELTA, help="0 leaves out what needs Gaussian noise.  [default: a tenth of one over the "
+              "rows, at most 1e-5]")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="The folder to write; must not exist.")
+@click.option("--method", type=click.Choice(tuple(dict.fromkeys((*METHODS, *NUMBER_METHODS)))), default="auto",
+              show_default=True, help="The recipe; see labeldp plan. For a number: one_shot or "
+              "binned_regression.")  # fmt: skip
+@click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
+              "with.")  # fmt: skip
+@click.option("--drop", type=Names(), help="Columns to leave out, such as an id, comma-separated.")
+@click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
+@click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything but the noise.")
+@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.")
+@click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
+@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, and nothing else.")
+@click.pass_context
+def train(
+    ctx: click.Context,
+    table: str | None,
+    label: str | None,
+    task: str,
+    classes: tuple[str, ...] | None,
+    bounds: tuple[float, float] | None,
+    epsilon: float | None,
+    delta: float | None,
+    out: Path | None,
+    method: str,
+    test: Path | None,
+    drop: tuple[str, ...] | None,
+    delimiter: str | None,
+    device: str,
+    seed: int,
+    store: str | None,
+    key: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train a model on secret labels and write it to a folder, with its certificate.
+
+    TABLE is a Parquet or CSV file with one row per label, or the name of a data set: adult, or pictures found through
+    LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100, cinic10). Every other column is a public feature;
+    missing cells are fine. The folder may be given to anyone: epsilon holds whatever they do with it.
+
+    \b
+    labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
+    labeldp train flats.csv --label rent --task regression --range 0 3000 --epsilon 1 --out model
+    labeldp predict model new.csv --out predictions.csv
+    labeldp verify model
+    """
+    from labeldp.results.folder import drafting
+
+    table, epsilon, out = _required(table, epsilon, out)
+    begun, silent = time.perf_counter(), quiet or as_json
+    _check_task(task, method, classes, bounds)
+    with drafting(out) as draft, _progress(table, epsilon, silent) as report:
+        check_device(device)
+        _check_delta(method, delta)
+        source = _source(table, label, classes, bounds, tuple(drop or ()), delimiter_of(delimiter), test)
+        training = needed_training()
+        model = training.trained(
+            source, epsilon, delta=delta, method=method, device=device, seed=seed, store=_store(store, key),
+            note=f"train {out.name}", report=report,
+        )  # fmt: skip
+        run = option_values(ctx, without=("out", "quiet", "json"))
+        result = training.result_of(source, model, epsilon, delta, run)
+        certificate = draft.write(result)
+    if as_json:
+        found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
+        click.echo(json.dumps({**found, "certificate": certificate.to_json()}))
+    elif not quiet:
+        click.echo(_summary(result, out, source, time.perf_counter() - begun))
+
+
+def _required(table: str | None, epsilon: float | None, out: Path | None) -> tuple[str, float, Path]:
+    if table is None:
+        raise OptionError("TABLE is missing: name the Parquet or CSV file to train on, as in: labeldp train my.csv")
+    if epsilon is None:
+        raise OptionError("--epsilon is missing: say how private one label must be, for example --epsilon 1")
+    if out is None:
+        raise OptionError("--out is missing: name the folder to write, for example --out model")
+    return table, epsilon, out
+
+
+def _check_task(task: str, method: str, classes: tuple[str, ...] | None, bounds: tuple[float, float] | None) -> None:
+    """Refuse options of the other task, and a range that is none."""
+    known = METHODS if task == "classification" else NUMBER_METHODS
+    if method not in known:
+        raise OptionError(f"--method {method} is not for --task {task}; choose one of {', '.join(known)}")
+    if task == "classification":
+        if bounds is not None:
+            raise OptionError("--range means nothing for a class; add --task regression if the label is a number")
+        return
+    if classes:
+        raise OptionError("--classes mean nothing with --task regression; leave them out, or leave out --task")
+    if bounds is None:
+        raise OptionError(
+            "--range is missing: say between which numbers the label lies, for example --range 0 100. It is not read "
+            "off the data because smallest and largest label are the labels of two rows"
+        )
+    check_range(bounds)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there, before anything is read."""
+    try:
+        import torch
+    except ImportError:
+        raise OptionError("training needs PyTorch; install it with: pip install 'labeldp[torch,sklearn]'") from None
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise OptionError(f"device={device!r} is not there; leave out --device to use the processor") from None
+
+
+def _check_delta(method: str, delta: float | None) -> None:
+    from labeldp.choosing.recipes import BY_NAME
+
+    if delta == 0 and method in BY_NAME and BY_NAME[method].needs_delta:
+        raise OptionError(
+            f"--method {method} needs a --delta above 0, say 1e-5 (less than one over the number of rows); leave out "
+            "--delta 0, or choose --method auto"
+        )
+
+
+def _source(
+    table: str,
+    label: str | None,
+    classes: tuple[str, ...] | None,
+    bounds: tuple[float, float] | None,
+    drop: tuple[str, ...],
+    delimiter: str | None,
+    test: Path | None,
+) -> Source:
+    from labeldp.data.door import NAMES, named_source, table_source
+
+    if table in NAMES and not Path(table).exists():
+        idle = {"--label": label, "--classes": classes, "--drop": drop, "--delimiter": delimiter, "--test": test}
+        given = [name for name, value in idle.items() if value]
+        if given and not (
+            table == "adult" and (label, classes) != (None, None) and set(given) <= {"--label", "--classes"}
+        ):
+            raise OptionError(f"{' and '.join(given)} mean nothing with the data set {table!r}; leave them out")
+        if bounds is not None:
+            raise OptionError(f"the labels of the data set {table!r} are classes; leave out --task and --range")
+        return named_source(table)
+    if not Path(table).exists() and not Path(table).suffix:
+        raise OptionError(
+            f"there is no file {table!r}, and no data set of that name; the data sets are {', '.join(NAMES)}"
+        )
+    if label is None:
+        raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
+    how: dict[str, Any] = {"drop": drop, "delimiter": delimiter, "test": test}
+    if bounds is not None:
+        return table_source(Path(table), label, bounds=bounds, **how)
+    if not classes:
+        raise OptionError(
+            "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
+            "read off the data because which classes occur is itself private"
+        )
+    if len(classes) < 2:
+        raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
+    return table_source(Path(table), label, classes, **how)
+
+
+def _store(where: str | None, key: Path | None) -> Any:
+    if where is None:
+        if key is not None:
+            raise OptionError("--key means nothing without --store; leave it out")
+        return None
+    from labeldp.cli.budget import store_class
+
+    return store_class().open(where, key=key, create=False)
+
+
+def needed_training() -> Any:
+    """`labeldp.results.training`, or what to install for it."""
+    try:
+        from labeldp.results import training
+    except ImportError as error:
+        raise OptionError(str(error)) from None
+    return training
+
+
+def _summary(result: Any, out: Path, source: Source, seconds: float) -> str:
+    from labeldp.results.card import promise
+    from labeldp.results.words import at_most
+
+    certificate, test = result.certificate, result.metrics.get("test")
+    lines = [
+        f"{out}: {result.story.method} trained on {result.story.rows:,} secret labels in {seconds:.0f} s, at epsilon "
+        f"{at_most(certificate.epsilon)}, delta {at_most(certificate.delta)}.",
+        promise(certificate),
+    ]
+    if source.left_out:
+        lines.append(f"Left out, because they hold one value in all rows: {', '.join(source.left_out)}.")
+    if test:
+        lines.append(f"On {test['rows']:,} rows with open labels: {_measured(test)}.")
+    return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
+
+
+def _measured(test: Mapping[str, Any]) -> str:
+    if "accuracy" in test:
+        area = f", AUC {test['auc']:.3f}" if "auc" in test else ""
+        return f"accuracy {test['accuracy']:.1%}{area}"
+    share = f"R² {test['r2']:.3f}, " if "r2" in test else ""
+    return f"{share}mean absolute error {test['mean_absolute_error']:.4g}"
+
+
+@contextmanager
+def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None]:
+    """Phase, epsilon spent and time left on a terminal's stderr, or nothing."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if silent or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+        TextColumn("ε {task.fields[spent]} of {task.fields[asked]:g}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"{Path(what).name}: reading", total=None, spent="0", asked=epsilon)
+
+        def report(told: Any) -> None:
+            spent = _spent(told)
+            shown: dict[str, Any] = {} if spent is None else {"spent": spent}
+            total = None if told.share is None else 1.0
+            said = f"{Path(what).name}: {told.phase}, {told.detail}"
+            bar.update(task, description=said, completed=told.share or 0.0, total=total, **shown)
+
+        yield report
+
+
+def _spent(told: Any) -> str | None:
+    """What to show as spent, rounded up: by the steps drawn so far, or by all looks where they are paid for at once."""
+    from labeldp.results.words import at_most
+
+    return None if told.epsilon is None else at_most(told.epsilon, 3)

@@ -1,0 +1,284 @@
+"""What the classifier and the regressor share: reading features, paying, clones that keep the store, and parts."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, _clone_parametrized
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import _check_n_features, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from labeldp.choosing.choice import Choice
+from labeldp.core.certificate import Certificate
+from labeldp.core.vault import LabelVault
+from labeldp.estimator import inputs as cols
+from labeldp.estimator import serialise
+from labeldp.estimator.methods import Predictor
+from labeldp.estimator.progress import Teller
+from labeldp.estimator.serialise import Arrays, Config
+from labeldp.features.extract import Extractor, FeatureMap, sample_rows
+from labeldp.features.patches import Patches
+from labeldp.features.tables import Coded, Coder, Table, TableMap
+from labeldp.recipes.one_shot_coded import MOST_CELLS
+
+# δ where none is given: a tenth of one over the rows, and never more than this.
+_LARGEST_DELTA = 1e-5
+_SMALLEST_DELTA = 1e-12
+# Rows of which features are found where there are many more, and rows that are read at a time.
+_FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
+# Fine bins for large ε, coarse steps for small: a head on them learns curves, and how fine they are is rehearsed.
+_TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
+
+
+class LabelDPEstimator(BaseEstimator, ABC):
+    """Fits to labels through a vault. Parameters as for `LabelDPClassifier`."""
+
+    epsilon: float
+    delta: float | None
+    method: str
+    model: nn.Module | None
+    settings: dict[str, Any] | None
+    features: Extractor | None
+    store: Any
+    dataset: str | None
+    note: str | None
+    device: Any
+    random_state: Any
+    report: Any
+    method_: str
+    choice_: Choice | None
+    certificate_: Certificate
+    n_features_in_: int
+    _kind = ""
+    _layout: cols.Layout | None
+    _map: FeatureMap
+    _predictor: Predictor
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        # Noise never comes from random_state, so two fits differ.
+        tags.non_deterministic = True
+        tags.target_tags.required = True
+        return tags
+
+    def __sklearn_clone__(self) -> Any:
+        """A copy as scikit-learn makes it; the store stays the same one, and the copy knows its family."""
+        # Not copy.copy: that is a pickle in disguise, and an open store refuses to be pickled.
+        bare = object.__new__(type(self))
+        vars(bare).update(vars(self), store=None)
+        twin = _clone_parametrized(bare)
+        twin.store, twin._family_name = self.store, self._family
+        return twin
+
+    @property
+    def _family(self) -> str:
+        """A random name shared by an estimator and its clones: folds of one cross-validation are told by it."""
+        if not hasattr(self, "_family_name"):
+            self._family_name = secrets.token_hex(8)
+        return self._family_name
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A budget store is a connection; a path to one travels.
+        state: dict[str, Any] = dict(cast("Any", super().__getstate__()))
+        if self.store is not None and not isinstance(self.store, (str, Path)):
+            raise TypeError("store is an open BudgetStore, which cannot be sent to another process; give its path")
+        return {**state, "report": None}
+
+    # -- features ---------------------------------------------------------------------------------------------------
+
+    def _read(self, inputs: Any, reset: bool) -> Any:
+        """Features as the extractor takes them: (numeric, categorical), or a tensor of images."""
+        if isinstance(inputs, Tensor):
+            inputs = inputs.detach().cpu().numpy()
+        if cols.is_frame(inputs):
+            read = cols.read_frame(self._named(inputs, reset))
+            if not read or not len(read[0]):
+                raise ValueError(f"X has 0 sample(s) or no column ({len(read)} columns); a minimum of 1 is required.")
+        elif isinstance(inputs, np.ndarray) and inputs.ndim > 2:
+            return self._images(inputs, reset)
+        else:
+            read = cols.read_array(
+                cast("Any", validate_data)(self, inputs, dtype=None, ensure_all_finite=False, reset=reset)
+            )
+        layout = cols.layout_of(read) if reset or self._layout is None else self._layout
+        self._layout = layout
+        return layout.split(cols.like(layout, read))
+
+    def _named(self, frame: Any, reset: bool) -> Any:
+        """The frame with its columns as they were; `feature_names_in_` and `n_features_in_` at a fit."""
+        names = cols.names_of(frame)
+        if len(set(names)) < len(names):
+            twice = sorted({str(name) for name in names if names.count(name) > 1})
+            raise ValueError(f"X has several columns named {twice}; name each once (does the file have a header?)")
+        if reset:
+            _check_n_features(self, np.empty((1, len(names))), reset=True)
+            vars(self).pop("feature_names_in_", None)
+            if all(isinstance(name, str) for name in names):
+                self.feature_names_in_ = np.asarray(names, dtype=object)
+            return frame
+        known = list(getattr(self, "feature_names_in_", names))
+        missing, odd = sorted(set(known) - set(names)), sorted(set(map(str, names)) - set(map(str, known)))
+        if missing or odd or len(names) != self.n_features_in_:
+            raise ValueError(
+                f"X has {len(names)} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
+                f"as input; missing: {missing}, not known: {odd}"
+            )
+        return frame if names == known else frame[known] if not hasattr(frame, "select") else frame.select(known)
+
+    def _images(self, images: npt.NDArray[Any], reset: bool) -> Tensor:
+        """(n, C, H, W); grey images may come as (n, H, W)."""
+        shaped = images[:, None] if images.ndim == 3 else images
+        if shaped.ndim != 4 or images.dtype.kind not in "buif":
+            raise ValueError(f"X has shape {images.shape} and type {images.dtype}; images are (n, C, H, W), numbers")
+        size = int(np.prod(shaped.shape[1:]))
+        if not reset and size != self.n_features_in_:
+            raise ValueError(f"X has {size} features, but {type(self).__name__} is expecting {self.n_features_in_}")
+        if reset:
+            self.n_features_in_, self._layout = size, None
+        tensor = torch.as_tensor(shaped)
+        return tensor / 255 if tensor.dtype == torch.uint8 else tensor.float()
+
+    def _extractor(self, inputs: Any, seed: int) -> Extractor:
+        if self.features is not None:
+            return self.features
+        return Patches(seed=seed) if isinstance(inputs, Tensor) else Table(**_TABLE, seed=seed)
+
+    def _encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """What heads see, and what networks see."""
+        seen = self._map.features(inputs)
+        return seen, inputs.to(seen.device) if isinstance(inputs, Tensor) else seen
+
+    @property
+    def _modality(self) -> str:
+        return "images" if self._layout is None else "table"
+
+    def _width(self, seen: Tensor | Coded) -> int:
+        """Directions that the features offer. Bins and steps of a number say much the same, and count as one."""
+        if not isinstance(self._map, TableMap):
+            return seen.shape[1]
+        again = sum(len(edges) + 1 for edges in self._map.edges) + sum(map(len, self._map.steps))
+        return max(1, seen.shape[1] - again)
+
+    def _fit_features(self, inputs: Any, seed: int, tell: Teller) -> tuple[Tensor, Tensor]:
+        place = None if self.device is None else torch.device(self.device)
+        self._map = self._extractor(inputs, seed).fit(inputs, place)
+        seen, shown = self._encode(inputs)
+        tell.say("features", f"{len(seen):,} rows, {seen.shape[1]} public features")
+        return seen, shown
+
+    def _coded(self, inputs: Any, seed: int, tell: Teller) -> Coded | None:
+        """A table whose features would take more than a gibibyte, as numbers and cells; None for any other.
+
+        What features there are is then found on some of the rows, and all are read in parts.
+        """
+        if self.features is not None or not cols.comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
+            return None
+        rows = len(inputs)
+        some = self._read(cols.some_rows(inputs, sample_rows(rows, _FEW_ROWS, seed).numpy()), reset=True)
+        place = None if self.device is None else torch.device(self.device)
+        self._map = found = cast("TableMap", self._extractor(some, seed).fit(some, place))
+        if rows * found.dim <= MOST_CELLS:
+            return None
+        coded = Coder(found).coded(self._read(part, reset=False) for part in cols.parts_of(inputs, ROWS_AT_ONCE))
+        tell.say("features", f"{rows:,} rows, {found.dim} public features, made as they are needed")
+        return coded
+
+    # -- paying -----------------------------------------------------------------------------------------------------
+
+    def _seed(self) -> int:
+        """A public seed, from random_state."""
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _checked_epsilon(self) -> float:
+        epsilon = self.epsilon
+        if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.number)) or not 0 < epsilon < math.inf:
+            raise ValueError(f"epsilon={epsilon!r} is not a budget; give a finite number above 0, say 1.0")
+        return float(epsilon)
+
+    def _checked_delta(self, rows: int, most: float | None) -> float:
+        """As given; else a tenth of one over the rows, at most 1e-5 and at most what a store allows."""
+        if self.delta is None:
+            usual = max(_SMALLEST_DELTA, min(_LARGEST_DELTA, 0.1 / max(rows, 1)))
+            return usual if most is None or most >= usual else (most if most >= _SMALLEST_DELTA else 0.0)
+        delta = self.delta
+        if isinstance(delta, bool) or not isinstance(delta, (int, float, np.number)):
+            raise ValueError(f"delta={delta!r} is not a number; give 0, say 1e-5, or None for one that suits the rows")
+        if delta != 0 and not _SMALLEST_DELTA <= delta < 1:
+            raise ValueError(f"delta={delta} must be 0, or from {_SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
+        return float(delta)
+
+    def _certify(self, vault: LabelVault, pure: bool, delta: float, tell: Teller) -> None:
+        self.certificate_ = vault.certificate(0.0 if pure else delta)
+        tell.say("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def to_parts(self) -> tuple[Config, Arrays]:
+        """The fitted estimator as plain settings, for TOML or JSON, and named arrays, for safetensors. No pickle.
+
+        The certificate is not among them: write it beside them with `certificate_.write`.
+        """
+        self._check_fitted()
+        map_config, map_arrays = serialise.map_parts(self._map)
+        config, arrays = serialise.predictor_parts(self._predictor)
+        said = {"epsilon": float(self.epsilon), "method": self.method_, "features_in": int(self.n_features_in_)}
+        if hasattr(self, "feature_names_in_"):
+            said["names"] = list(self.feature_names_in_)
+        kinds = {} if self._layout is None else {"numeric": list(self._layout.numeric)}
+        whole = {"format": serialise.FORMAT, "kind": self._kind, **said, **kinds, **self._own_parts()}
+        return {**whole, "map": map_config, "predictor": config}, {**map_arrays, **arrays}
+
+    @classmethod
+    def from_parts(
+        cls, config: Config, arrays: Arrays, *, model: nn.Module | None = None, certificate: Certificate | None = None,
+        device: Any = None,
+    ) -> Any:  # fmt: skip
+        """The estimator that `to_parts` took apart, ready to predict.
+
+        Args:
+            model: a network like the one that was given to the estimator, if one was; its weights are replaced.
+            certificate: becomes `certificate_`.
+            device: where to compute; the CPU when None.
+        """
+        if config.get("format") != serialise.FORMAT or config.get("kind") != cls._kind:
+            raise serialise.PartsError(
+                f"these are parts of a {config.get('kind')!r} in format {config.get('format')!r}, not of a "
+                f"{cls._kind!r} in {serialise.FORMAT!r}; use the class and the version that wrote them"
+            )
+        made: Any = cast("Any", cls)(**cls._parameters_from(config), device=device)
+        place = torch.device("cpu" if device is None else device)
+        made.method_, made.n_features_in_, made.choice_ = config["method"], config["features_in"], None
+        if "names" in config:
+            made.feature_names_in_ = np.asarray(config["names"], dtype=object)
+        made._layout = cols.Layout(tuple(config["numeric"])) if "numeric" in config else None
+        made._map = serialise.map_from_parts(config["map"], arrays, place)
+        made._predictor = serialise.predictor_from_parts(config["predictor"], arrays, model, place)
+        made._restore(config)
+        if certificate is not None:
+            made.certificate_ = certificate
+        return made
+
+    @abstractmethod
+    def _own_parts(self) -> Config:
+        """What only this kind of estimator keeps."""
+
+    @classmethod
+    @abstractmethod
+    def _parameters_from(cls, config: Config) -> dict[str, Any]:
+        """The arguments to make an estimator of this kind again."""
+
+    def _restore(self, config: Config) -> None:
+        """Set what only this kind of estimator has."""
+
+    def _check_fitted(self) -> None:
+        check_is_fitted(self, "_predictor")

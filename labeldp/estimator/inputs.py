@@ -1,0 +1,301 @@
+"""Public features, however they are held, to the two arrays that `labeldp.features.tables.Table` takes.
+
+NumPy arrays, lists, pandas, polars and Arrow tables, torch tensors. A column is numeric or categorical once and for
+all, as it was when the model was fitted; numbers that are missing stay missing, and so do categories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from labeldp.estimator.spending import note_classes
+
+# What a missing category is called: a value like any other.
+MISSING = "(missing)"
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_DAY = 86_400.0
+
+
+class ColumnError(ValueError):
+    """Features that cannot be read, or are not like those the model was fitted to."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns are numbers, in the order in which they come; the others are categories."""
+
+    numeric: tuple[bool, ...]
+
+    def split(self, columns: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
+        """(n, a) numbers and (n, b) categories."""
+        rows = len(columns[0]) if columns else 0
+        numbers = [column for column, number in zip(columns, self.numeric, strict=True) if number]
+        texts = [column for column, number in zip(columns, self.numeric, strict=True) if not number]
+        return (
+            np.stack(numbers, axis=1) if numbers else np.empty((rows, 0)),
+            np.stack(texts, axis=1) if texts else np.empty((rows, 0), dtype="U1"),
+        )
+
+
+def is_frame(inputs: object) -> bool:
+    """Whether it is a table with named columns: pandas, polars or Arrow; none of them is imported to find out."""
+    module = type(inputs).__module__.split(".")[0]
+    return module in {"pandas", "polars", "pyarrow"} and hasattr(inputs, "columns") and not hasattr(inputs, "name")
+
+
+def names_of(inputs: Any) -> list[Any]:
+    """The names of a frame's columns."""
+    # An Arrow table's `columns` are the data.
+    return list(inputs.column_names if hasattr(inputs, "column_names") else inputs.columns)
+
+
+def comes_in_parts(inputs: Any) -> bool:
+    """Whether some of its rows are read as all of them would be: types are the columns', not found in their values."""
+    if isinstance(inputs, np.ndarray):
+        return inputs.ndim == 2 and inputs.dtype.kind in "biuf"
+    # A pandas column of objects may hold anything.
+    return is_frame(inputs) and not any(str(kind).lower() == "object" for kind in getattr(inputs, "dtypes", ()))
+
+
+def some_rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
+    """These rows of a table or array."""
+    return inputs.take(rows) if is_frame(inputs) and hasattr(inputs, "take") else inputs[rows]
+
+
+def parts_of(inputs: Any, at_once: int) -> Iterator[Any]:
+    """All rows, so many at a time; not copied."""
+    for start in range(0, len(inputs), at_once):
+        if hasattr(inputs, "slice"):
+            yield inputs.slice(start, at_once)
+        else:
+            yield (inputs.iloc if hasattr(inputs, "iloc") else inputs)[start : start + at_once]
+
+
+def read_frame(inputs: Any) -> list[npt.NDArray[Any]]:
+    """One array per column: float64 for numbers, text for categories."""
+    return [_from_arrow(str(name), _arrow(inputs, name)) for name in names_of(inputs)]
+
+
+def read_array(inputs: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """One array per column of a plain array (n, p). A column of objects is numeric where all of it is."""
+    if inputs.dtype.kind in "biuf":
+        _refuse_infinite(inputs)
+        return list(inputs.astype(np.float64).T)
+    return [_from_objects(number, column) for number, column in enumerate(inputs.astype(object).T)]
+
+
+def layout_of(columns: list[npt.NDArray[Any]]) -> Layout:
+    """What these columns are."""
+    return Layout(tuple(_is_numeric(column) for column in columns))
+
+
+def like(layout: Layout, columns: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """The columns as the layout has them; ColumnError where text stands in place of numbers."""
+    both = zip(columns, layout.numeric, strict=True)
+    return [
+        column if numeric == _is_numeric(column) else _turned(n, column) for n, (column, numeric) in enumerate(both)
+    ]
+
+
+def _is_numeric(column: npt.NDArray[Any]) -> bool:
+    return column.dtype.kind == "f"
+
+
+def _turned(number: int, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers become text: a column of postcodes may happen to be all digits. Text becomes numbers only if missing."""
+    if _is_numeric(column):
+        return np.array([MISSING if np.isnan(value) else _text(value) for value in column])
+    # All missing: a frame cannot tell what it would have been.
+    if (column == MISSING).all():
+        return np.full(len(column), np.nan)
+    raise ColumnError(f"X: column {number} holds text; it held numbers when the model was fitted")
+
+
+def _arrow(inputs: Any, name: Any) -> Any:
+    import pyarrow as pa
+
+    column = inputs[name]
+    if type(column).__module__.startswith("pandas"):
+        try:
+            return pa.array(column, from_pandas=True)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.array([None if is_missing(value) else str(value) for value in column], pa.string())
+    if hasattr(column, "to_arrow"):
+        column = column.to_arrow()
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _from_arrow(name: str, column: Any) -> npt.NDArray[Any]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    if pa.types.is_temporal(kind):
+        return _days(name, column)
+    if (
+        pa.types.is_boolean(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+    ):
+        numbers = pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan")).to_numpy(zero_copy_only=False)
+        _refuse_infinite(numbers, name)
+        return np.array(numbers, dtype=np.float64)
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_view(kind) or pa.types.is_null(kind)):
+        raise ColumnError(f"X: column {name!r} holds {kind}; give numbers, text, dates or true/false")
+    texts = pc.fill_null(pc.cast(column, pa.string()), MISSING)
+    return np.asarray(texts.to_pylist(), dtype=str)
+
+
+def _is_view(kind: Any) -> bool:
+    return str(kind) == "string_view"
+
+
+def _days(name: str, column: Any) -> npt.NDArray[np.float64]:
+    """Dates and durations as days; times of day too."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        whole, scale = pc.cast(column, pa.int32()), (1.0 if pa.types.is_date32(kind) else _SECONDS[kind.unit] / _DAY)
+    elif pa.types.is_interval(kind):
+        raise ColumnError(f"X: column {name!r} holds {kind}; give numbers, text, dates or true/false")
+    else:
+        unit = "ms" if pa.types.is_date64(kind) else kind.unit
+        whole, scale = pc.cast(column, pa.int64()), _SECONDS[unit] / _DAY
+    numbers = pc.fill_null(pc.cast(whole, pa.float64(), safe=False), float("nan")).to_numpy(zero_copy_only=False)
+    return np.asarray(numbers, dtype=np.float64) * scale
+
+
+def _from_objects(number: int, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    plain = [value for value in column if not is_missing(value)]
+    if all(
+        isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, (str, bytes)) for value in plain
+    ):
+        numbers = np.array([np.nan if is_missing(value) else float(value) for value in column], dtype=np.float64)
+        _refuse_infinite(numbers, number)
+        return numbers
+    if not all(isinstance(value, str) for value in plain):
+        odd = next(type(value).__name__ for value in plain if not isinstance(value, str))
+        raise ColumnError(f"X: column {number} mixes text with {odd}; an argument must be a string or a number")
+    return np.array([MISSING if is_missing(value) else value for value in column], dtype=str)
+
+
+def is_missing(value: object) -> bool:
+    """None, NaN, pandas.NA and pandas.NaT; the last two are recognised without importing pandas."""
+    if value is None or type(value).__name__ in {"NAType", "NaTType"}:
+        return True
+    return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def _refuse_infinite(numbers: npt.NDArray[Any], name: object = None) -> None:
+    if numbers.dtype.kind == "f" and np.isinf(numbers).any():
+        where = "X" if name is None else f"X: column {name!r}"
+        raise ColumnError(f"{where} contains infinity or a value too large; cap it, and leave missing numbers as NaN")
+
+
+# --- labels --------------------
+#
+# Labels, however they are held, to codes 0 … K − 1 of a declared list of classes. Errors give counts, never values.
+
+
+def as_array(labels: Any, name: str) -> npt.NDArray[Any]:
+    """One label per row, (n,)."""
+    if labels is None:
+        raise ValueError(f"{name} requires y to be passed, but the target y is None")
+    if hasattr(labels, "detach"):
+        labels = labels.detach().cpu().numpy()
+    elif type(labels).__module__.startswith("pyarrow"):
+        labels = labels.to_pandas().to_numpy()
+    elif hasattr(labels, "to_numpy"):
+        labels = labels.to_numpy()
+    raw = column_or_1d(np.asarray(labels), warn=True)
+    if raw.dtype.kind == "c":
+        raise ValueError("Complex data not supported: y holds complex numbers; give one class or number per row")
+    _refuse_missing(raw)
+    return raw
+
+
+def as_numbers(labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Floats, or ValueError: float() must not speak for itself here, it quotes the value."""
+    if labels.dtype.kind in "biuf":
+        return labels.astype(np.float64)
+    if labels.dtype.kind == "O" and all(isinstance(value, (bool, int, float, np.number, Decimal)) for value in labels):
+        return np.array([float(value) for value in labels], dtype=np.float64)
+    raise ValueError("y holds something else than numbers; give one number per row, or use LabelDPClassifier")
+
+
+def encode(labels: npt.NDArray[Any], classes: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The classes in order, and each label's place among them. Without a list it is read off, with a warning."""
+    check_classification_targets(labels)
+    if classes is None:
+        note_classes()
+        known, codes = np.unique(labels, return_inverse=True)
+    else:
+        known = checked_classes(classes)
+        codes = codes_of(labels, known)
+    if len(known) < 2:
+        raise ValueError(
+            f"the labels have {len(known)} class; there is nothing to learn. Declare all of them: classes="
+        )
+    return known, codes.astype(np.int64)
+
+
+def checked_classes(classes: Any) -> npt.NDArray[Any]:
+    """The declared list, sorted, or ValueError."""
+    known = np.asarray(list(classes))
+    if known.ndim != 1 or known.dtype.kind not in "biufUO" or len(np.unique(known)) != len(known):
+        raise ValueError(f"classes={classes!r} is not a list of different classes; give each of them once")
+    return np.sort(known)
+
+
+def codes_of(labels: npt.NDArray[Any], known: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Places in a sorted list; ValueError with the number of labels that are not in it."""
+    text = known.dtype.kind in "UO"
+    if text != (labels.dtype.kind in "UO"):
+        said = ("text", "numbers") if text else ("numbers", "text")
+        raise ValueError(f"classes are {said[0]} and the labels {said[1]}; give both alike")
+    if text:
+        place = {str(name): number for number, name in enumerate(known)}
+        codes = np.array([place.get(str(label), -1) for label in labels], dtype=np.int64)
+    else:
+        codes = np.minimum(np.searchsorted(known, labels), len(known) - 1).astype(np.int64)
+        codes = np.where(known[codes] == labels, codes, -1)
+    strange = int(np.count_nonzero(codes < 0))
+    if strange:
+        raise ValueError(
+            f"{strange} of {len(labels)} labels are not among the {len(known)} declared classes. Which ones is not "
+            "shown because it is private; declare all classes, spelt as in the labels"
+        )
+    return codes
+
+
+def _refuse_missing(raw: npt.NDArray[Any]) -> None:
+    if raw.dtype.kind == "f":
+        missing, infinite = int(np.isnan(raw).sum()), int(np.isinf(raw).sum())
+    elif raw.dtype.kind == "O":
+        missing = sum(is_missing(value) for value in raw)
+        infinite = 0
+    else:
+        return
+    if missing or infinite:
+        raise ValueError(
+            f"Input y contains NaN or infinity: of {len(raw)} labels, {missing} are missing and {infinite} infinite. "
+            "Drop or fill them by a rule fixed in advance"
+        )

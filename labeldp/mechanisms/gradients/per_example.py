@@ -1,0 +1,414 @@
+"""Per-example gradients: their table, and sums of bounded ones that never hold it.
+
+Parameters are the trainable ones, in the order of `model.parameters()`, flattened into one vector (P,). No row's
+gradient depends on which other rows are in the batch (see `layer_gradients`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from labeldp.mechanisms.gradients.layers import (
+    DIRECT,
+    Columns,
+    Loss,
+    Parameters,
+    Piece,
+    Plan,
+    Table,
+    cross_entropy,
+    full_precision,
+    norms,
+    own_generator,
+    pieces,
+    plan_for,
+    rows_at_once,
+    table,
+)
+
+__all__ = [
+    "Factors",
+    "Inputs",
+    "Loss",
+    "bounded",
+    "bounded_sum",
+    "candidates_of",
+    "clip_factors",
+    "clipped_sum",
+    "cross_entropy",
+    "device_of",
+    "gradients",
+    "load_parameter_vector",
+    "norm_factors",
+    "own_generator",
+    "parameter_vector",
+    "refuse_batch_norm",
+    "trainable",
+]
+
+# One tensor, or one per argument of the model; the first dimension counts rows.
+Inputs = Tensor | tuple[Tensor, ...]
+# Inner products (b, k, k) of each row's candidate gradients, and what rounding may change in the squared norms (b, k)
+# → what to multiply each candidate by, (b, k).
+Factors = Callable[[Tensor, Tensor], Tensor]
+
+_BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+# What rounding may take from a norm that comes without its error: 4096 squares added up in float32, and twice that.
+ROUNDING = 2.0**-11
+# A smaller factor is no longer a normal number of float32 in the end.
+SMALLEST = 2.0**-120
+# The table of group sums that is in memory at once, in bytes.
+_GROUP_BYTES = 1 << 29
+
+
+def parameter_vector(model: nn.Module) -> Tensor:
+    """A copy of the trainable parameters as one vector (P,).
+
+    >>> parameter_vector(nn.Linear(2, 3)).shape
+    torch.Size([9])
+    """
+    values = list(trainable(model).values())
+    return torch.cat([value.reshape(-1) for value in values]) if values else torch.zeros(0)
+
+
+@torch.no_grad()
+def load_parameter_vector(model: nn.Module, vector: Tensor) -> None:
+    """Overwrite the trainable parameters in place with a vector (P,); the inverse of `parameter_vector`."""
+    values = [value for value in model.parameters() if value.requires_grad]
+    total = sum(value.numel() for value in values)
+    if vector.shape != (total,):
+        raise ValueError(f"vector has shape {tuple(vector.shape)}; the model has {total} trainable parameters")
+    for value, part in zip(values, vector.split([value.numel() for value in values]), strict=True):
+        value.copy_(part.view_as(value))
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Raise ValueError where a layer normalises over the batch, or keeps statistics of it.
+
+    The features of a row then move the gradients of the others, without bound, so clipping each row bounds nothing.
+    """
+    for name, layer in model.named_modules():
+        batch = isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
+        kept = isinstance(layer, _InstanceNorm) and layer.training and layer.track_running_stats
+        if batch or kept:
+            raise ValueError(
+                f"{name or 'model'} is a {type(layer).__name__} in training mode, which mixes the rows of a batch: no "
+                "row has a gradient of its own. Replace it with labeldp.models.zoo.group_norm(model), or freeze its "
+                "statistics with .eval() (features are public, so statistics of all rows may be computed first)"
+            )
+
+
+def gradients(model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, *, chunk: int | None = None) -> Tensor:
+    """Every row's gradient of the loss, (b, P), in float32 or wider.
+
+    >>> model = nn.Linear(1, 2, bias=False)
+    >>> gradients(model, lambda logits, labels: logits[:, 0], torch.tensor([[3.0], [5.0]]), torch.tensor([0, 1]))
+    tensor([[3., 0.],
+            [5., 0.]])
+    """
+    found = [_zeros(model)[None, :][:0]]
+    for _, part in _chunks(model, loss, inputs, labels[:, None], chunk):
+        with full_precision():
+            found.append(table(part, trainable(model))[:, 0])
+    return torch.cat(found)
+
+
+def clipped_sum(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Inputs,
+    labels: Tensor,
+    *,
+    clip: float,
+    groups: Tensor | None = None,
+    num_groups: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Σ_i g_i · min(1, clip / |g_i|) over the rows, (P,), in float32 or wider; no table of all rows is kept.
+
+    With `groups` (a number 0 … num_groups − 1 per row, say of a user) the gradients of a group are added up first and
+    the sum of each group is clipped. A row or group whose gradient is not finite counts as zero: it keeps the bound,
+    and no error tells that it happened.
+
+    >>> model = nn.Linear(1, 2, bias=False)
+    >>> two = torch.tensor([[3.0], [0.25]]), torch.tensor([0, 1])
+    >>> clipped_sum(model, lambda logits, labels: logits[:, 0], *two, clip=1.0).round(decimals=2)
+    tensor([1.2500, 0.0000])
+    """
+    if groups is not None:
+        return _clipped_groups(model, loss, inputs, labels, clip, groups, num_groups or 0, chunk)
+    return bounded_sum(model, loss, inputs, labels, partial(norm_factors, clip), chunk=chunk)
+
+
+def bounded_sum(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Inputs,
+    labels: Tensor,
+    factors: Factors,
+    *,
+    num_classes: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Σ_i f_i g_i over the rows, (P,), the factors f_i being a function of inner products.
+
+    Without `num_classes` each row has one candidate, its own label: `factors` sees its squared norm, (b, 1, 1). With it
+    the candidates are the gradients under each of the labels 0 … num_classes − 1; `factors` sees their inner products,
+    and of its answers that of the row's label is used.
+    """
+    every, choice = candidates_of(labels, num_classes)
+    total = _zeros(model)
+    for rows, found in _chunks(model, loss, inputs, every, chunk):
+        total += bounded(found, factors, choice[rows], model)
+    # A gradient that is not finite has the factor zero, but zero times infinity is not a number. Rare, and found by
+    # one look at the sum (the only wait for the device); then everything is done again with such entries removed.
+    if not bool(total.isfinite().all()):
+        total = _zeros(model)
+        for rows, found in _chunks(model, loss, inputs, every, chunk, direct=True):
+            total += bounded(found, factors, choice[rows], model, clean=True)
+    return total
+
+
+def candidates_of(labels: Tensor, num_classes: int | None) -> tuple[Tensor, Tensor]:
+    """The candidate labels of every row, (b, k), and which of them is its own, (b,): one candidate, or every class."""
+    if num_classes is None:
+        return labels[:, None], torch.zeros_like(labels)
+    return torch.arange(num_classes, device=labels.device).expand(len(labels), num_classes), labels
+
+
+def bounded(
+    found: list[Piece],
+    factors: Factors,
+    choice: Tensor,
+    model: nn.Module,
+    clean: bool = False,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Σ_i f_i g_i, (P,), from the terms of the rows' candidates; `weights` (0 or 1 per row) leaves rows out."""
+    with full_precision():
+        every = [piece.term.measured() for piece in found]
+        gram, errors = (reduce(torch.add, each) for each in zip(*every, strict=True))
+        scale = factors(gram, errors).gather(1, choice[:, None])[:, 0]
+        scale = scale if weights is None else scale * weights
+        sums: Parameters = {}
+        for piece in found:
+            term = piece.term if gram.shape[1] == 1 else piece.term.pick(choice)
+            term = Table(term.table().nan_to_num(0.0, 0.0, 0.0)) if clean else term
+            sums[piece.name] = piece.arranged(term.weighted(scale))
+        return torch.cat([sums[name] for name in trainable(model)])
+
+
+def norm_factors(clip: float, gram: Tensor, errors: Tensor) -> Tensor:
+    """min(1, clip / norm) of each row's candidates, (b, k), never above it for what is added up.
+
+    Zero where the norm is not finite, or so large that the factor would lose its digits in float32.
+    """
+    upper = (gram.diagonal(dim1=1, dim2=2).clamp(min=0.0) + errors).sqrt()
+    # The factor itself is rounded to float32 before it is used.
+    factors = (clip * (1 - 2.0**-20) / upper).clamp(max=1.0)
+    return torch.where(upper.isfinite() & (factors >= SMALLEST), factors, 0.0)
+
+
+def clip_factors(norms: Tensor, clip: float) -> Tensor:
+    """min(1, clip / norm) for norms that were summed in float32, a little below; 0 where the norm is not finite."""
+    factors = (clip * (1 - ROUNDING) / norms).clamp(max=1.0)
+    return torch.where(norms.isfinite() & (factors >= SMALLEST), factors, 0.0)
+
+
+def _clipped_groups(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Inputs,
+    labels: Tensor,
+    clip: float,
+    groups: Tensor,
+    num_groups: int,
+    chunk: int | None,
+) -> Tensor:
+    """As many groups at once as memory allows."""
+    total = _zeros(model)
+    step = max(1, _GROUP_BYTES // (4 * max(1, len(total))))
+    for start in range(0, num_groups, step):
+        count = min(step, num_groups - start)
+        rows, own = slice(None), groups
+        if count < num_groups:
+            rows = ((groups >= start) & (groups < start + count)).nonzero()[:, 0]
+            own = groups[rows] - start
+        some = tuple(column[rows] for column in _columns(inputs))
+        sums = total.new_zeros(count, len(total))
+        for part, found in _chunks(model, loss, some, labels[rows][:, None], chunk):
+            with full_precision():
+                sums.index_add_(0, own[part], table(found, trainable(model))[:, 0])
+        factors = clip_factors(norms(sums), clip)
+        total += (sums.nan_to_num_(0.0, 0.0, 0.0) * factors.to(sums.dtype)[:, None]).sum(0)
+    return total
+
+
+def _chunks(
+    model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, chunk: int | None, direct: bool = False
+) -> Iterator[tuple[slice, list[Piece]]]:
+    """The gradients of consecutive rows under the labels (b, k), as terms, with the rows they belong to."""
+    refuse_batch_norm(model)
+    parameters, columns = trainable(model), _columns(inputs)
+    if len(labels) == 0 or not parameters:
+        return
+    plan = plan_for(model, loss, columns, parameters)
+    plan = DIRECT if direct and not plan.alone else plan
+    step = chunk or _even(len(labels), rows_at_once(plan, parameters, labels.shape[1]))
+    for start in range(0, len(labels), step):
+        rows = slice(start, start + step)
+        yield rows, pieces(plan, model, loss, _laid_out(columns, rows), labels[rows], parameters)
+
+
+def _even(rows: int, most: int) -> int:
+    """The size of equal chunks of at most `most` rows."""
+    return math.ceil(rows / math.ceil(rows / most))
+
+
+def _laid_out(columns: Columns, rows: slice) -> Columns:
+    """The rows, images with their channels last: on a processor convolution and pooling are faster so."""
+    return tuple(
+        _channels_last(column[rows]) if column.dim() == 4 and column.device.type == "cpu" else column[rows]
+        for column in columns
+    )
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """With strides that say so even where there is one channel, or layers would not notice."""
+    _, channels, _, width = images.shape
+    laid = images.contiguous(memory_format=torch.channels_last)
+    return laid.as_strided(laid.shape, (laid[0].numel(), 1, width * channels, channels))
+
+
+def _zeros(model: nn.Module) -> Tensor:
+    """Zeros (P,), in float32 or wider, where the parameters are."""
+    values = list(trainable(model).values())
+    kinds = [value.dtype for value in values] or [torch.float32]
+    widest = reduce(torch.promote_types, kinds, torch.float32)
+    return torch.zeros(sum(value.numel() for value in values), dtype=widest, device=device_of(model))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's parameters are; the processor for a model without any."""
+    return next((value.device for value in model.parameters()), torch.device("cpu"))
+
+
+def trainable(model: nn.Module) -> Parameters:
+    """The trainable parameters by name, without their history."""
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def _columns(inputs: Inputs) -> Columns:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+# --- replay --------------------
+#
+# Bounded gradient sums recorded once as a CUDA graph and replayed: one launch in place of hundreds.
+#
+# A small network keeps a GPU busy for a tenth of the time that its host needs to launch the kernels of one step. Batches
+# drawn in secret have another size each time; they are filled up with rows of weight zero to one of a few sizes, each of
+# which is recorded when it is met for the second time. (A fixed set of sizes also hides how large a batch was from
+# whoever measures time.)
+
+
+# Runs before a recording: libraries choose their algorithms and take their workspace then.
+_WARM_UP = 3
+# Sizes are eighths of a power of two, and never finer than this.
+_FINEST = 32
+
+
+class ReplayedSum:
+    """`bounded_sum` of one model on a GPU. Call it with (columns, labels); None where it cannot be recorded.
+
+    What is recorded belongs to these weights in this memory, this loss and these factors; it is recorded anew where the
+    weights have moved. Which rows a batch had, and their labels, are wiped from its memory as soon as the sum is there.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, factors: Factors, num_classes: int | None) -> None:
+        self._model, self._loss, self._factors, self._num_classes = model, loss, factors, num_classes
+        self._recorded: dict[int, _Recording] = {}
+        self._met: set[int] = set()
+        self._key: object = None
+
+    def __call__(self, columns: Columns, labels: Tensor) -> Tensor | None:
+        """Σ_i f_i g_i, (P,), not looked at: an entry may not be finite."""
+        size = padded(len(labels))
+        parameters = trainable(self._model)
+        if not self._is_possible(columns, labels, size, parameters):
+            return None
+        if size not in self._met:
+            self._met.add(size)
+            return None
+        if size not in self._recorded:
+            self._recorded[size] = _Recording(self, size, columns, parameters)
+        return self._recorded[size].replay(columns, labels)
+
+    def _is_possible(self, columns: Columns, labels: Tensor, size: int, parameters: Parameters) -> bool:
+        on_device = all(value.is_cuda for value in (*columns, labels, *parameters.values()))
+        if not (on_device and parameters and len(labels)) or torch.is_autocast_enabled("cuda"):
+            return False
+        refuse_batch_norm(self._model)
+        self.plan = plan_for(self._model, self._loss, columns, parameters)
+        # Recordings are of addresses. A changed plan is another computation.
+        key = (self.plan, *(value.data_ptr() for value in parameters.values()))
+        if key != self._key:
+            self._recorded, self._met, self._key = {}, set(), key
+        return bool(self.plan.chain) and size <= rows_at_once(self.plan, parameters, self._num_classes or 1)
+
+    def compute(self, columns: Columns, labels: Tensor, weights: Tensor, plan: Plan, parameters: Parameters) -> Tensor:
+        """What is recorded."""
+        every, choice = candidates_of(labels, self._num_classes)
+        found = pieces(plan, self._model, self._loss, columns, every, parameters)
+        return bounded(found, self._factors, choice, self._model, weights=weights)
+
+
+class _Recording:
+    """A graph for batches of up to `size` rows, and the memory that it reads and writes."""
+
+    def __init__(self, owner: ReplayedSum, size: int, columns: Columns, parameters: Parameters) -> None:
+        device = columns[0].device
+        self._columns = tuple(column.new_zeros(size, *column.shape[1:]) for column in columns)
+        self._labels = torch.zeros(size, dtype=torch.int64, device=device)
+        self._weights = torch.zeros(size, dtype=torch.float64, device=device)
+
+        def compute() -> Tensor:
+            return owner.compute(self._columns, self._labels, self._weights, owner.plan, parameters)
+
+        beside = torch.cuda.Stream(device)
+        beside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UP):
+                compute()
+        torch.cuda.current_stream(device).wait_stream(beside)
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: noise is drawn beside this in another thread.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._total = compute()
+
+    def replay(self, columns: Columns, labels: Tensor) -> Tensor:
+        rows = len(labels)
+        for own, column in zip(self._columns, columns, strict=True):
+            own[:rows].copy_(column)
+        self._labels[:rows].copy_(labels)
+        self._weights[:rows].fill_(1.0)
+        self._graph.replay()
+        for own in (*self._columns, self._labels, self._weights):
+            own.zero_()
+        return self._total.clone()
+
+
+def padded(rows: int) -> int:
+    """The size that a batch is filled up to: the next eighth of a power of two, at least a multiple of 32.
+
+    >>> [padded(rows) for rows in (1, 100, 1000, 1030)]
+    [32, 128, 1024, 1152]
+    """
+    step = max(_FINEST, 1 << max(0, rows.bit_length() - 4))
+    return -(-rows // step) * step

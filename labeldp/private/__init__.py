@@ -1,1 +1,0 @@
-"""The only folder that ever sees a true label: the audit perimeter."""

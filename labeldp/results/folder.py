@@ -1,0 +1,234 @@
+"""The folder of a result: written whole or not at all, read back with nothing run.
+
+    model.safetensors   the numbers of the model, and its description as JSON in the header
+    certificate.json    the claim and its ledger, bound to the model and, by hashes, to the other files
+    config.toml         the run: every option as it was resolved
+    model_card.md       what is protected and what is not, in words
+    metrics.json        how good it is, from public numbers and answers already paid for
+
+Nothing in it comes from a true label but through releases that the certificate counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.budgets.journal import flush
+from labeldp.core.certificate import Certificate, CertificateError, describe_artifact
+from labeldp.core.certificate import read as read_certificate
+from labeldp.results import toml
+from labeldp.results.card import Story, model_card
+
+FORMAT = "labeldp-model/1"
+MODEL, CERTIFICATE, CONFIG = "model.safetensors", "certificate.json", "config.toml"
+CARD, METRICS = "model_card.md", "metrics.json"
+FILES = (MODEL, CERTIFICATE, CONFIG, CARD, METRICS)
+# Beside the model, which the certificate names itself.
+HASHED = (CONFIG, CARD, METRICS)
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+class ArtifactError(ValueError):
+    """A folder cannot be written or read as asked. One sentence that says what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """All that a folder holds.
+
+    Args:
+        kind: the class that can be rebuilt from `model` and `tensors`.
+        model: its description, plain JSON values.
+        tensors: its numbers.
+        certificate: the claim; bound to the files when they are written.
+        run: the options of the run, by command: {"train": {...}}.
+        story: what the card and the certificate say about the data and the method.
+        metrics: plain JSON values.
+    """
+
+    kind: str
+    model: Mapping[str, Any] = field(repr=False)
+    tensors: Tensors = field(repr=False)
+    certificate: Certificate
+    run: Mapping[str, Any]
+    story: Story
+    metrics: Mapping[str, Any]
+
+
+@dataclass
+class Draft:
+    """A folder in the making: `write` a result into it and leave the block."""
+
+    target: Path
+    path: Path
+    written: bool = False
+
+    def write(self, result: Result) -> Certificate:
+        """Write all files and return the certificate, bound to them."""
+        _write_model(self.path / MODEL, result)
+        texts = {
+            CONFIG: _config_text(result.run, self.target.name),
+            CARD: model_card(result.certificate, result.story, result.metrics, self.target.name),
+            METRICS: json.dumps(dict(result.metrics), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        }
+        for name, text in texts.items():
+            (self.path / name).write_text(text, encoding="utf-8")
+        certificate = replace(result.certificate, release=_release(result, self.path)).about(self.path / MODEL)
+        certificate.write(self.path / CERTIFICATE)
+        self.written = True
+        return certificate
+
+
+@contextmanager
+def drafting(target: Path) -> Iterator[Draft]:
+    """A hidden folder beside `target`, which gets its name when the block ends and is removed when it fails.
+
+    It is made before anything is spent, so that a place that cannot be written costs nothing. Only a killed process
+    can leave it behind: `.NAME.….part`, which may be deleted.
+
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "model"
+    >>> with drafting(target) as draft:
+    ...     raise_or_write = draft.path.name.startswith(".model.")
+    >>> raise_or_write, target.exists()
+    (True, False)
+    """
+    draft = Draft(target, _made(target))
+    try:
+        yield draft
+        if draft.written:
+            _publish(draft)
+    except OSError as error:
+        if error.filename is not None and not str(error.filename).startswith(str(draft.path)):
+            raise
+        raise ArtifactError(_explain(error, target)) from None
+    finally:
+        shutil.rmtree(draft.path, ignore_errors=True)
+
+
+def read(folder: Path) -> Result:
+    """The result in a folder, its model checked against the certificate; `verify_folder` checks all of it."""
+    certificate = certificate_in(folder)
+    if certificate.artifact != describe_artifact(_present(folder, MODEL)):
+        raise ArtifactError(
+            f"{MODEL} in {str(folder)!r} is not the certified one: it was damaged or replaced. Restore the folder from "
+            "a copy, or train again"
+        )
+    metadata, tensors = read_model(folder)
+    release = certificate.release or {}
+    return Result(
+        str(metadata["kind"]), json.loads(metadata["model"]), tensors, certificate, read_config(folder),
+        Story.from_json(release.get("story", {})), json.loads(_present(folder, METRICS).read_text(encoding="utf-8")),
+    )  # fmt: skip
+
+
+def certificate_in(folder: Path) -> Certificate:
+    """The certificate of a folder that this library wrote."""
+    try:
+        certificate = read_certificate(_present(folder, CERTIFICATE))
+    except (CertificateError, UnicodeError) as error:
+        raise ArtifactError(f"{CERTIFICATE} in {str(folder)!r}: {error}; restore it from a copy") from None
+    if (certificate.release or {}).get("format") != FORMAT:
+        raise ArtifactError(f"{str(folder)!r} does not hold a model of this library (format {FORMAT!r})")
+    return certificate
+
+
+def read_model(folder: Path) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
+    """The header's notes and the tensors of the model file."""
+    from safetensors import SafetensorError, safe_open
+
+    path = _present(folder, MODEL)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError:
+        metadata, tensors = {}, {}
+    if metadata.get("format") != FORMAT or not {"kind", "model"} <= set(metadata):
+        raise ArtifactError(f"{MODEL} in {str(folder)!r} cannot be read; restore it from a copy, or train again")
+    return metadata, tensors
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The options of the run."""
+    try:
+        return tomllib.loads(_present(folder, CONFIG).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeError):
+        raise ArtifactError(f"{CONFIG} in {str(folder)!r} is not TOML; restore it from a copy") from None
+
+
+def _present(folder: Path, name: str) -> Path:
+    if not folder.is_dir():
+        raise ArtifactError(f"{str(folder)!r} is not a folder; give the folder that labeldp train wrote")
+    if not (folder / name).is_file():
+        raise ArtifactError(f"there is no {name} in {str(folder)!r}; give a whole folder that labeldp train wrote")
+    return folder / name
+
+
+def _write_model(path: Path, result: Result) -> None:
+    from safetensors.numpy import save_file
+
+    model = json.dumps(dict(result.model), ensure_ascii=False, allow_nan=False)
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in result.tensors.items()}
+    save_file(tensors, path, metadata={"format": FORMAT, "kind": result.kind, "model": model})
+
+
+def _release(result: Result, folder: Path) -> dict[str, Any]:
+    hashes = {name: describe_artifact(folder / name).sha256 for name in HASHED}
+    return {"format": FORMAT, "kind": result.kind, "story": result.story.to_json(), "files": hashes}
+
+
+def _config_text(run: Mapping[str, Any], name: str) -> str:
+    command = next(iter(run))
+    return (
+        f"# How {name} was made. Do it again, with noise drawn and paid for anew:\n"
+        f"#   labeldp {command} --config {name}/{CONFIG} --out ANOTHER\n\n" + toml.dumps(run)
+    )
+
+
+def _made(target: Path) -> Path:
+    if os.path.lexists(target):
+        raise ArtifactError(f"{str(target)!r} exists already and is never overwritten; choose another --out or move it")
+    if not target.parent.is_dir():
+        raise ArtifactError(
+            f"the folder {str(target.parent)!r} does not exist; create it first, or choose another --out"
+        )
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    try:
+        draft.mkdir()
+    except OSError as error:
+        raise ArtifactError(_explain(error, target)) from None
+    return draft
+
+
+def _publish(draft: Draft) -> None:
+    for name in FILES:
+        flush(draft.path / name)
+    flush(draft.path)
+    # Fails where the name was taken meanwhile by anything but an empty folder.
+    os.rename(draft.path, draft.target)
+    flush(draft.target.parent)
+
+
+def _explain(error: OSError, target: Path) -> str:
+    if error.errno in _NO_ROOM:
+        return f"no room for {str(target)!r} ({os.strerror(error.errno or 0)}); free some and try again"
+    if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+        return f"{str(target)!r} appeared meanwhile; nothing was overwritten. Choose another --out"
+    reason = os.strerror(error.errno) if error.errno else type(error).__name__
+    return f"{str(target)!r} cannot be written ({reason}); choose an --out where you may write"

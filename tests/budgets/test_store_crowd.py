@@ -1,0 +1,101 @@
+"""Many processes at once, some of them killed: what is drawn never exceeds the budget, and nothing drawn is unpaid."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from labeldp.budgets.store import BudgetStore
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.counts import GaussianNoise, GroupCounts
+from tests.budgets.storehelp import LABELS, crowd
+
+KEY = b"a key of the tests, thirty-two b"
+
+
+@pytest.fixture
+def crowded(place):
+    store = BudgetStore.open(place, key=KEY)
+    store.create("crowd", LABELS, 2, Budget(4.0))
+    return store
+
+
+def test_a_hundred_processes_spend_the_budget_and_no_more(crowded, place):
+    seen = crowd(place, KEY, epsilon=0.1)
+    assert set(seen["codes"]) == {0}
+    assert seen["drawn"] == 40
+    history = crowded.history("crowd")
+    assert [entry.number for entry in history] == list(range(1, 41))
+    assert history[-1].epsilon == crowded.epsilon("crowd") == pytest.approx(4.0)
+
+
+def test_a_hundred_processes_compose_gaussian_looks_as_one_vault_does(place):
+    store, budget = BudgetStore.open(place, key=KEY), Budget(2.0, 1e-5)
+    store.create("crowd", LABELS, 2, budget)
+    alone, question = LabelVault(LABELS, 2, budget), GroupCounts([0] * 8, 1, 2, GaussianNoise.for_budget(0.5, 1e-5))
+    with pytest.raises(BudgetExceededError):
+        list(map(alone.release, [question] * 100))
+    most = alone.ledger.groups()[0].queries[0].times
+    assert 8 <= most < 50
+    seen = crowd(place, KEY, epsilon=0.5, delta=1e-5, tries=1)
+    assert set(seen["codes"]) == {0}
+    assert seen["drawn"] == most
+    assert store.epsilon("crowd") == alone.certificate().epsilon
+
+
+def test_processes_killed_at_random_leave_what_they_reserved_charged(crowded, place):
+    seen = crowd(place, KEY, epsilon=0.01, processes=30, tries=6, kills=20)
+    assert seen["codes"].count(-signal.SIGKILL) > 0
+    assert {code for code in seen["codes"] if code != -signal.SIGKILL} <= {0}
+    charges = len(crowded.history("crowd"))
+    # One look of each killed process may have been reserved and not drawn; none was drawn and not reserved.
+    assert seen["drawn"] <= charges <= seen["drawn"] + 20
+    again = crowd(place, KEY, epsilon=0.01, processes=5, tries=2)
+    assert again["drawn"] == 10
+    assert len(crowded.history("crowd")) == charges + 10
+
+
+DIES = """
+    import os, signal, sys
+    from labeldp import LabelVault, RandomizedResponse
+    from labeldp.budgets.store import BudgetStore
+    from tests.budgets.storehelp import LABELS
+
+    class Deadly(RandomizedResponse):
+        def sample(self, labels, rng):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store = BudgetStore.open(sys.argv[1], key=bytes.fromhex(sys.argv[2]), create=False)
+    vault = LabelVault(LABELS, 2, store=store.account(LABELS, 2, note="deadly"))
+    vault.release(Deadly(1.5, 2))
+"""
+
+
+def test_killed_between_reservation_and_look_it_stays_charged(crowded, place):
+    command = [sys.executable, "-c", textwrap.dedent(DIES), str(place), KEY.hex()]
+    run = subprocess.run(command, check=False, capture_output=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    (entry,) = crowded.history("crowd")
+    assert (entry.note, entry.epsilon) == ("deadly", 1.5)
+    # And the store is as usable as before.
+    assert crowd(place, KEY, epsilon=1.0, processes=4, tries=1)["drawn"] == 2
+
+
+def test_all_make_one_store_and_one_key(tmp_path):
+    code = textwrap.dedent("""
+        import sys
+        from labeldp import Budget
+        from labeldp.budgets.store import BudgetStore
+        BudgetStore.open(sys.argv[1]).create("x", [0, 1], 2, Budget(1.0))
+    """)
+    command = [sys.executable, "-c", code, str(tmp_path / "b.db")]
+    runs = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(6)]
+    for run in runs:
+        assert run.communicate()[1] == b""
+        assert run.returncode == 0
+    assert [kept.name for kept in BudgetStore.open(tmp_path / "b.db").datasets()] == ["x"]
+    assert {path.name for path in tmp_path.iterdir()} == {"b.db", "b.db.key"}

@@ -1,0 +1,146 @@
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from labeldp.data.files import adult_path
+
+SECRET = "very-secret-class"
+NUMBERS = ["--rows", "60000", "--classes", "10", "--epsilon", "0.1", "--features", "784"]
+
+
+def plan(*arguments, check=0):
+    command = [sys.executable, "-m", "labeldp", "plan", *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == check, run.stderr
+    assert "Traceback" not in run.stderr
+    assert SECRET not in run.stdout + run.stderr
+    return run
+
+
+def as_json(*arguments):
+    return json.loads(plan(*arguments, "--json").stdout)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "table.parquet"
+    columns = {
+        "age": pa.array([30.0, 40.0, 50.0] * 400),
+        "town": pa.array(["a", "b", "c"] * 400),
+        "vector": pa.array([[0.0] * 32] * 1200, pa.list_(pa.float32(), 32)),
+        "diagnosis": pa.array([SECRET, "x", "y"] * 400),
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_people_get_a_sentence_a_promise_and_a_ranking():
+    said = plan(*NUMBERS).stdout
+    assert "one_shot" in said.splitlines()[0]
+    for words in ("clean labels", "1.11×", "noise multiplier = 43.48", "lp_mst", "labeldp_pro", "rests on"):
+        assert words in said
+
+
+def test_json_is_the_same_choice():
+    from labeldp.choosing.choice import choose
+
+    found = as_json(*NUMBERS)
+    assert found == json.loads(json.dumps(choose(60_000, 10, 0.1, feature_dim=784).to_json()))
+    assert found["recipe"] == "one_shot+linear"
+
+
+def test_options_reach_the_choice():
+    assert as_json(*NUMBERS, "--device", "cuda", "--hours", "1")["notes"] == []
+    assert as_json(*NUMBERS, "--delta", "0")["settings"]["delta"] == 0
+    assert as_json("--rows", "100", "--regression", "--epsilon", "1")["recipe"] == "binned_regression"
+    assert as_json(*NUMBERS, "--rows-per-user", "3")["recipe"].startswith("user_level")
+    assert as_json(*NUMBERS, "--modality", "embeddings")["alike"] == ["cifar10 embeddings"]
+
+
+def test_the_command_knows_what_the_function_knows():
+    from labeldp.choosing.choice import DEVICES
+    from labeldp.choosing.recipes import MODALITIES
+    from labeldp.cli import app
+
+    options = {option.name: option.type for option in app.plan.params}
+    assert tuple(options["modality"].choices) == MODALITIES
+    assert tuple(options["device"].choices) == DEVICES
+
+
+def test_a_table_is_counted_and_its_label_not_read(table):
+    found = as_json(table, "--label", "diagnosis", "--classes", "3", "--epsilon", "1")
+    named = as_json(table, "--label", "diagnosis", "--classes", "none,mild,severe", "--epsilon", "1")
+    # One number, one column of categories taken for 16, one vector of 32.
+    numbers = as_json("--rows", 1200, "--features", 49, "--classes", 3, "--epsilon", 1, "--modality", "table")
+    assert found == named == numbers
+
+
+def test_labels_do_not_change_the_plan(table, tmp_path):
+    other = tmp_path / "other.parquet"
+    whole = pq.read_table(table)
+    pq.write_table(whole.set_column(3, "diagnosis", pa.array(["z"] * 1200)), other)
+    ask = ["--label", "diagnosis", "--classes", "3", "--epsilon", "1"]
+    assert plan(table, *ask).stdout == plan(other, *ask).stdout
+
+
+def test_csv_is_counted_too(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text('age,town,diagnosis\n31,"a\nb",' + SECRET + "\n57,c,x\n")
+    found = as_json(path, "--label", "diagnosis", "--classes", "3", "--epsilon", "1")
+    assert found == as_json("--rows", 2, "--features", 17, "--classes", 3, "--epsilon", 1, "--modality", "table")
+    tabs = tmp_path / "table.tsv"
+    tabs.write_text("age\tdiagnosis\n31\tx\n")
+    assert as_json(tabs, "--label", "diagnosis", "--classes", "3", "--epsilon", "1")["recipe"]
+
+
+def test_the_bundled_table():
+    said = plan(adult_path(), "--label", "income", "--classes", "2", "--epsilon", "1").stdout
+    assert "32,561 labels" in said
+
+
+def test_classes_are_not_counted_in_the_data(table):
+    refused = plan(table, "--label", "diagnosis", "--epsilon", "1", check=2)
+    assert "itself private" in refused.stderr
+    assert refused.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--classes", "3", "--epsilon", "1"], "--rows"),
+        (["--rows", "10", "--classes", "3", "--epsilon", "0"], "epsilon=0.0"),
+        (["--rows", "10", "--classes", "one", "--epsilon", "1"], "num_classes=1"),
+        (["--rows", "10", "--classes", "3", "--epsilon", "1", "--label", "y"], "belong to a table"),
+        (["--rows", "10", "--classes", "3", "--regression", "--epsilon", "1"], "--regression"),
+        (["--rows", "10", "--classes", "3"], "--epsilon"),
+        (["missing.parquet", "--classes", "3", "--epsilon", "1", "--label", "y"], "missing.parquet"),
+    ],
+)
+def test_bad_requests_get_one_sentence(arguments, words):
+    assert words in plan(*arguments, check=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--epsilon", "1", "--classes", "3"], "--label is missing"),
+        (["--epsilon", "1", "--classes", "3", "--label", "Diagnosis"], "0 times"),
+        (["--epsilon", "1", "--classes", "3", "--label", "diagnosis", "--rows", "7"], "--rows means nothing"),
+        (["--epsilon", "1", "--classes", "3", "--label", "diagnosis", "--delimiter", ";"], "delimiter"),
+    ],
+)
+def test_bad_requests_about_a_table(table, more, words):
+    assert words in plan(table, *more, check=2).stderr
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    path = tmp_path / "broken.parquet"
+    path.write_text(SECRET)
+    assert "cannot be read" in plan(path, "--label", "y", "--classes", "2", "--epsilon", "1", check=2).stderr
+    path = tmp_path / "empty.csv"
+    path.write_text("a,y\n")
+    assert "0 rows" in plan(path, "--label", "y", "--classes", "2", "--epsilon", "1", check=2).stderr

@@ -1,0 +1,180 @@
+import copy
+import json
+
+import pytest
+
+from labeldp.core import certificate as c
+from labeldp.core.events import Gaussian, NonPrivate, PoissonGaussian, PureDP
+from labeldp.core.ledger import Ledger
+
+SECURE = "operating-system entropy, AES-256-CTR"
+
+
+def make(ledger=None, delta=0.0, **more):
+    ledger = ledger or Ledger(10).charge(PureDP(1.0)).charge(PureDP(0.5), rows=[1])
+    return c.certify(ledger.groups(), delta, noise=SECURE, seeded=False, **more)
+
+
+def test_round_trip_and_verification():
+    certificate = make(release={"mechanism": "randomized-response", "epsilon": 1.0})
+    assert c.parse(certificate.dumps()) == certificate
+    assert c.verify(certificate) == ()
+    assert certificate.epsilon == 1.5
+
+
+def test_central_looks_are_recomputed():
+    ledger = Ledger(10).charge(PoissonGaussian(2.0, 1.0, 2.0, 0.0171), 293).charge(Gaussian(20.0, 1.0))
+    certificate = make(ledger, 1e-5)
+    assert 1.0 < certificate.epsilon < 1.3
+    assert c.verify(c.parse(certificate.dumps())) == ()
+
+
+def test_a_reveal_says_infinity_and_why():
+    certificate = make(Ledger(3).charge(NonPrivate("debugging")))
+    assert certificate.to_json()["claim"]["epsilon"] == "infinity"
+    assert "debugging" in certificate.dumps()
+    assert c.verify(c.parse(certificate.dumps())) == ()
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from leaves(item, (*path, i))
+    else:
+        yield path
+
+
+def changed(value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value / 2 + 1
+    return "x" if value is None else str(value) + "x"
+
+
+def put(fields, path, value):
+    fields = copy.deepcopy(fields)
+    place = fields
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return fields
+
+
+def with_checksum(fields):
+    fields = {k: v for k, v in fields.items() if k != "checksum"}
+    return {**fields, "checksum": c._checksum(fields)}
+
+
+def problems(fields, artifact=None):
+    try:
+        return c.verify(c.parse(json.dumps(fields)), artifact)
+    except c.CertificateError as error:
+        return (str(error),)
+
+
+def certified(tmp_path):
+    artifact = tmp_path / "private.csv"
+    artifact.write_text("a,b\n")
+    ledger = Ledger(10).charge(PureDP(1.0))
+    return make(ledger, release={"epsilon": 1.0}).about(artifact).to_json(), artifact
+
+
+def test_changing_any_field_is_caught(tmp_path):
+    fields, artifact = certified(tmp_path)
+    assert problems(fields, artifact) == ()
+    for path in leaves(fields):
+        value = fields
+        for key in path:
+            value = value[key]
+        assert problems(put(fields, path, changed(value)), artifact), path
+
+
+def test_removing_or_adding_any_field_is_caught(tmp_path):
+    fields, artifact = certified(tmp_path)
+    for name in fields:
+        assert problems({k: v for k, v in fields.items() if k != name}, artifact), name
+    assert problems({**fields, "more": 1}, artifact)
+
+
+# Fields whose change is harmless even when the checksum is made to fit: they carry no claim.
+HARMLESS = {("created",), ("library",), ("artifact", "name")}
+
+
+def test_changing_a_field_and_the_checksum_is_caught_or_harmless(tmp_path):
+    """What is promised, counted or hashed is recomputed, so a fitting checksum does not help."""
+    fields, artifact = certified(tmp_path)
+    for path in leaves(fields):
+        if path == ("checksum",):
+            continue
+        value = fields
+        for key in path:
+            value = value[key]
+        found = problems(with_checksum(put(fields, path, changed(value))), artifact)
+        rows_only = path[0] == "ledger" and path[-1] == "rows"
+        assert found or path in HARMLESS or rows_only, path
+
+
+def test_a_lower_claim_with_a_fitting_checksum_is_caught():
+    fields = make().to_json()
+    fields["claim"]["epsilon"] = 0.75
+    assert "ledger gives 1.5" in problems(with_checksum(fields))[0]
+
+
+def test_a_claim_a_hair_too_low_is_caught():
+    fields = make().to_json()
+    fields["claim"]["epsilon"] = 1.5 * (1 - 1e-9)
+    assert problems(with_checksum(fields))
+
+
+def test_a_look_listed_twice_is_refused():
+    fields = make(Ledger(10).charge(PureDP(1.0))).to_json()
+    fields["ledger"][0]["looks"] *= 3
+    assert "twice" in problems(with_checksum(fields))[0]
+
+
+def test_a_claim_weaker_than_its_release_is_caught():
+    fields = make(Ledger(2).charge(PureDP(0.5)), release={"epsilon": 2.0}).to_json()
+    assert "more than the claim" in problems(fields)[0]
+
+
+def test_seeded_noise_never_verifies():
+    certificate = c.certify(Ledger(1).groups(), 0.0, noise="seeded", seeded=True)
+    assert "seed" in c.verify(certificate)[0]
+
+
+def test_missing_and_changed_artifacts_are_told_apart(tmp_path):
+    fields, artifact = certified(tmp_path)
+    assert "not found" in problems(fields, None)[0]
+    artifact.write_text("a,c\n")
+    assert "SHA-256" in problems(fields, artifact)[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "null", "not json", '{"format": NaN}', '{"format": 1, "format": 2}', '{"claim": Infinity}'],
+)
+def test_what_is_no_certificate_is_refused_with_a_sentence(text):
+    with pytest.raises(c.CertificateError):
+        c.parse(text)
+
+
+@pytest.mark.parametrize("bad", [-1.0, "1.0", None, True, [1.0], 1e400])
+def test_senseless_epsilons_are_refused(bad):
+    fields = make().to_json()
+    fields["claim"]["epsilon"] = bad
+    try:
+        fields = with_checksum(fields)
+    except ValueError:
+        return  # not even JSON
+    assert problems(fields)
+
+
+@pytest.mark.parametrize("event", [{}, None, {"kind": "unknown"}, {"kind": "pure", "epsilon": -1}, "pure", 3])
+def test_senseless_events_are_refused(event):
+    fields = make().to_json()
+    fields["ledger"][0]["looks"][0]["event"] = event
+    assert problems(with_checksum(fields))

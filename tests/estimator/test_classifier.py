@@ -1,0 +1,265 @@
+"""LabelDPClassifier: every input, every method, the certificate, and what it refuses."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+from labeldp.core.certificate import verify
+from labeldp.estimator.classifier import LabelDPClassifier
+from labeldp.estimator.methods import METHODS, is_pure, trains_net
+from tests.estimator.helpers import CLASSES, columns, numbers
+
+pytestmark = pytest.mark.filterwarnings("ignore::labeldp.estimator.RepeatedFitWarning")
+FRAMES = {
+    "pandas": pd.DataFrame,
+    "polars": pl.DataFrame,
+    "arrow": pa.table,
+    "objects": lambda columns: np.array(list(columns.values()), dtype=object).T,
+}
+
+
+def accuracy(model, x, y):
+    return (model.predict(x) == y).mean()
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_tables_of_every_kind_are_read(kind):
+    data, y = columns()
+    x = FRAMES[kind](data)
+    model = LabelDPClassifier(20.0, 1e-6, "one_shot", classes=CLASSES, random_state=0).fit(x, y)
+    assert accuracy(model, x, y) > 0.9
+    assert model.n_features_in_ == 4
+    assert hasattr(model, "feature_names_in_") == (kind != "objects")
+    assert model.predict_proba(x).sum(axis=1) == pytest.approx(np.ones(len(y)))
+
+
+@pytest.mark.parametrize("read", [np.asarray, torch.as_tensor, lambda x: x.tolist()], ids=["numpy", "torch", "list"])
+def test_numbers_of_every_kind_are_read(read):
+    x, y = numbers()
+    model = LabelDPClassifier(20.0, 1e-6, "one_shot", classes=CLASSES).fit(read(x), y)
+    assert accuracy(model, read(x), y) > 0.9
+
+
+@pytest.mark.parametrize(
+    "hold", [list, pd.Series, pl.Series, pa.array, lambda y: pd.Series(y, dtype="category")],
+    ids=["list", "pandas", "polars", "arrow", "categories"],
+)  # fmt: skip
+def test_labels_of_every_kind_are_read(hold):
+    x, y = numbers()
+    model = LabelDPClassifier(20.0, 1e-6, "one_shot", classes=CLASSES).fit(x, hold(y))
+    assert accuracy(model, x, y) > 0.9
+
+
+def test_labels_in_a_tensor_and_classes_that_do_not_occur():
+    x, y = numbers()
+    codes = torch.from_numpy((y == "yes").astype(np.int64))
+    model = LabelDPClassifier(20.0, 1e-6, "one_shot", classes=[0, 1, 7]).fit(x, codes)
+    assert model.classes_.tolist() == [0, 1, 7]
+    assert model.predict_proba(x).shape == (600, 3)
+
+
+def test_frames_are_read_alike_and_columns_by_name():
+    data, y = columns()
+    model = LabelDPClassifier(20.0, 1e-6, "one_shot", classes=CLASSES).fit(pd.DataFrame(data), y)
+    expected = model.predict_proba(pd.DataFrame(data))
+    turned = dict(reversed(data.items()))
+    for frame in (pl.DataFrame(data), pa.table(data), pd.DataFrame(turned), pl.DataFrame(turned), pa.table(turned)):
+        assert np.array_equal(model.predict_proba(frame), expected)
+
+
+def test_missing_dates_and_new_values_are_read():
+    data, y = columns()
+    data["when"] = pd.date_range("2020-01-01", periods=600)
+    frame = pd.DataFrame(data)
+    frame.loc[::7, "size"] = np.nan
+    frame.loc[::9, "kind"] = None
+    model = LabelDPClassifier(20.0, 1e-6, "one_shot", classes=CLASSES).fit(frame, y)
+    new = frame.head(3).assign(kind=["never seen", "a", None], size=[np.nan, 1.0, None])
+    assert np.isfinite(model.predict_proba(new)).all()
+
+
+def test_images_are_read():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 200)
+    x = (rng.random((200, 8, 8)) * 100 + 100 * y[:, None, None]).astype(np.uint8)
+    from labeldp.features.extract import Raw
+
+    model = LabelDPClassifier(20.0, 1e-6, "one_shot", classes=[0, 1], features=Raw()).fit(x, y)
+    assert accuracy(model, x, y) > 0.9
+    assert model.n_features_in_ == 64
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+QUICK = {"epochs": 3}
+FIT_SETTINGS = {name: QUICK for name in METHODS if trains_net(name)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_fits_within_its_budget(method):
+    x, y = numbers(400)
+    model = LabelDPClassifier(4.0, 1e-5, method, classes=CLASSES, settings=FIT_SETTINGS.get(method), random_state=0)
+    model.fit(x, y)
+    assert model.method_ == method
+    assert model.choice_ is None
+    assert model.certificate_.epsilon <= 4.0
+    assert model.certificate_.delta == (0.0 if is_pure(method) else 1e-5)
+    assert verify(model.certificate_) == ()
+    assert model.predict_proba(x).shape == (400, 2)
+
+
+@pytest.mark.parametrize("method", ["one_shot", "one_shot+linear", "one_shot+student", "forward", "lp_mst"])
+def test_methods_learn(method):
+    x, y = numbers(2000)
+    model = LabelDPClassifier(8.0, 1e-5, method, classes=CLASSES, random_state=0).fit(x, y)
+    assert accuracy(model, *numbers(2000, seed=1)) > 0.85
+
+
+def test_a_students_settings_are_refused_before_the_look_is_paid_for():
+    x, y = numbers(400)
+    told = []
+    settings = {"settings": {"ridge": 0.0}, "report": told.append}
+    with pytest.raises(ValueError, match="ridge=0"):
+        LabelDPClassifier(1.0, 1e-6, "one_shot+linear", classes=CLASSES, **settings).fit(x, y)
+    assert not [one for one in told if one.phase == "look"]
+
+
+def test_auto_says_why():
+    x, y = numbers()
+    model = LabelDPClassifier(1.0, classes=CLASSES).fit(x, y)
+    assert model.choice_ is not None
+    assert model.method_ == model.choice_.recipe
+    assert "ε = 1" in model.choice_.reason
+
+
+def test_a_network_of_ones_own_is_trained_as_a_copy():
+    x, y = numbers(400)
+    mine = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 2))
+    encoded = (
+        LabelDPClassifier(20.0, 1e-6, "one_shot", classes=CLASSES).fit(x, y)._encode((x, np.empty((400, 0), "U1")))
+    )
+    mine(encoded[0][:2])
+    before = [p.detach().clone() for p in mine.parameters()]
+    model = LabelDPClassifier(4.0, model=mine, classes=CLASSES, settings=QUICK).fit(x, y)
+    assert model.method_ != "one_shot"
+    assert all(torch.equal(a, b) for a, b in zip(before, mine.parameters(), strict=True))
+    for method in ("one_shot", "one_shot+linear"):
+        with pytest.raises(ValueError, match="trains no network"):
+            LabelDPClassifier(1.0, method=method, model=mine, classes=CLASSES).fit(x, y)
+
+
+def test_delta_zero_is_pure():
+    x, y = numbers()
+    model = LabelDPClassifier(2.0, 0.0, classes=CLASSES).fit(x, y)
+    assert (model.certificate_.epsilon, model.certificate_.delta) == (2.0, 0.0)
+
+
+def test_delta_follows_the_rows():
+    x, y = numbers(300)
+    model = LabelDPClassifier(2.0, classes=CLASSES, method="one_shot").fit(x, y)
+    assert model.certificate_.delta == 1e-5
+    assert model._checked_delta(10**6, None) == pytest.approx(1e-7)
+    assert model._checked_delta(100, 1e-9) == 1e-9
+    assert model._checked_delta(100, 0.0) == 0.0
+
+
+def test_random_state_seeds_public_things_and_never_the_noise():
+    x, y = numbers()
+    first, second = (LabelDPClassifier(0.5, classes=CLASSES, method="one_shot", random_state=3).fit(x, y) for _ in "ab")
+    assert not np.array_equal(first.predict_proba(x), second.predict_proba(x))
+    assert not first.certificate_.seeded
+    before = torch.random.get_rng_state()
+    LabelDPClassifier(4.0, classes=CLASSES, method="rr", settings=QUICK, random_state=3).fit(x, y)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_progress_is_told():
+    x, y = numbers(200)
+    told = []
+    LabelDPClassifier(4.0, classes=CLASSES, method="one_shot", report=told.append).fit(x, y)
+    phases = [one.phase for one in told]
+    assert phases[:2] == ["features", "choice"]
+    assert {"rehearsal", "look", "head"} <= set(phases)
+    assert phases[-1] == "done"
+    assert 3.9 < told[-1].epsilon <= 4.0
+    told.clear()
+    LabelDPClassifier(4.0, classes=CLASSES, method="rr", settings=QUICK, report=told.append).fit(x, y)
+    assert [one.share for one in told if one.phase == "training"] == pytest.approx([1 / 3, 2 / 3, 1.0])
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epsilon": 0}, "epsilon=0"),
+        ({"epsilon": float("inf")}, "finite"),
+        ({"epsilon": "1"}, "epsilon='1'"),
+        ({"epsilon": True}, "epsilon=True"),
+        ({"epsilon": 1.0, "delta": -1e-5}, "delta"),
+        ({"epsilon": 1.0, "delta": "x"}, "delta='x'"),
+        ({"epsilon": 1.0, "method": "magic"}, "'auto' or one of one_shot"),
+        ({"epsilon": 1.0, "classes": ["no", "no"]}, "each of them once"),
+        ({"epsilon": 1.0, "classes": ["no"]}, "not among the 1 declared"),
+        ({"epsilon": 1.0, "classes": [0, 1]}, "classes are numbers and the labels text"),
+        ({"epsilon": 1.0, "model": "net"}, "torch.nn.Module"),
+        ({"epsilon": 1.0, "store": 3}, "store is a int"),
+        ({"epsilon": 1.0, "method": "rr", "settings": {"epsilon": 9.0}}, "which the estimator sets"),
+        ({"epsilon": 1.0, "method": "one_shot", "settings": {"ranks": 1}}, "does not know"),
+        ({"epsilon": 1.0, "method": "dp_sgd", "settings": {"ranks": 1}}, "does not know"),
+        ({"epsilon": 1.0, "method": "dp_sgd", "settings": {"noise_multiplier": 1.0}}, "which the estimator sets"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_sentence(settings, message):
+    x, y = numbers(100)
+    with pytest.raises(ValueError, match=message):
+        LabelDPClassifier(**{"classes": CLASSES, **settings}).fit(x, y)
+
+
+def test_no_error_quotes_a_label():
+    x, _ = numbers(100)
+    secret = np.array(["perfectly-secret"] * 50 + ["no"] * 50)
+    with pytest.raises(ValueError, match="50 of 100 labels") as refusal:
+        LabelDPClassifier(1.0, classes=CLASSES).fit(x, secret)
+    assert "secret" not in str(refusal.value)
+    for hidden in ([None] * 3 + ["no"] * 97, [float("nan")] * 3 + [0.0] * 97):
+        with pytest.raises(ValueError, match="3 are missing"):
+            LabelDPClassifier(1.0, classes=CLASSES).fit(x, hidden)
+
+
+def test_other_features_are_refused():
+    data, y = columns()
+    frame = pd.DataFrame(data)
+    model = LabelDPClassifier(4.0, 1e-6, "one_shot", classes=CLASSES).fit(frame, y)
+    with pytest.raises(ValueError, match=r"missing: \['kind'\], not known: \['sort'\]"):
+        model.predict(frame.rename(columns={"kind": "sort"}))
+    with pytest.raises(ValueError, match="column 0 holds text"):
+        model.predict(frame.assign(size="large"))
+    with pytest.raises(ValueError, match="infinity"):
+        model.predict(frame.assign(size=np.inf))
+    with pytest.raises(ValueError, match="column 'kind' holds list"):
+        LabelDPClassifier(4.0, classes=CLASSES).fit(frame.assign(kind=[[1]] * len(y)), y)
+
+
+def test_nothing_that_holds_a_label_is_kept():
+    x, _ = numbers(300)
+    y = np.arange(300) % 2
+    model = LabelDPClassifier(4.0, 1e-6, "rr", classes=[0, 1], settings=QUICK).fit(x, y)
+    held = [value for value in vars(model).values() if isinstance(value, np.ndarray | torch.Tensor)]
+    assert all(len(value) != 300 for value in held)
+
+
+def test_a_refused_fit_leaves_nothing_that_predicts():
+    from sklearn.exceptions import NotFittedError
+
+    x, y = numbers(100)
+    model = LabelDPClassifier(4.0, 1e-6, "one_shot", classes=CLASSES).fit(x, y)
+    with pytest.raises(ValueError, match="epsilon"):
+        model.set_params(epsilon=-1.0).fit(x, y)
+    with pytest.raises(NotFittedError):
+        model.predict(x)

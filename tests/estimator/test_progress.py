@@ -1,0 +1,166 @@
+"""What is told during a fit: ε as the ledger has it, and curves of what was released."""
+
+import math
+
+import numpy as np
+import pytest
+
+from labeldp.core.events import Gaussian
+from labeldp.core.vault import LabelVault
+from labeldp.data.door import OwnLabels, Rows, Source
+from labeldp.estimator import spending
+from labeldp.estimator.classifier import LabelDPClassifier
+from labeldp.estimator.methods import METHODS
+from labeldp.estimator.progress import Progress, Recorder, Teller
+from labeldp.estimator.regressor import LabelDPRegressor
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.results.training import metrics_of, trained
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+
+ROWS = 300
+X = np.random.default_rng(0).normal(size=(ROWS, 3))
+Y = (X[:, 0] > 0).astype(int)
+
+
+def fitted(method, labels=Y):
+    """What a fit told, and its certificate."""
+    told = []
+    model = LabelDPClassifier(2.0, 1e-6, method, classes=[0, 1], random_state=0, report=told.append).fit(X, labels)
+    return told, model.certificate_
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_says_what_it_has_spent(method):
+    told, certificate = fitted(method)
+    spent = [one.epsilon for one in told if one.epsilon is not None]
+    assert spent == sorted(spent)
+    assert spent[-1] == certificate.epsilon
+    # It is said before the end, too, and not only at the end.
+    during = [one.epsilon for one in told if one.phase in ("look", "head", "training")]
+    assert during
+    assert None not in during
+    assert during[-1] == pytest.approx(certificate.epsilon, rel=1e-3)
+    assert during[0] > 0
+
+
+def test_numbers_say_it_too():
+    for method in ("one_shot", "binned_regression"):
+        spending.MEMORY.forget()
+        told = []
+        model = LabelDPRegressor(2.0, (-2, 2), 1e-6, method, random_state=0, report=told.append).fit(X, X[:, 0])
+        assert told[-2].epsilon == pytest.approx(model.certificate_.epsilon, rel=1e-9)
+
+
+def test_descent_shows_epsilon_as_it_grows():
+    told, certificate = fitted("dp_sgd")
+    steps = [one for one in told if one.step is not None]
+    assert len(steps) >= 3
+    spent = [one.epsilon for one in steps]
+    assert spent == sorted(set(spent))
+    assert spent[0] < 0.8 * certificate.epsilon
+
+
+def test_epsilon_is_reckoned_when_the_ledger_changes_and_at_no_delta_where_none_is_needed(monkeypatch):
+    from labeldp.estimator import progress
+
+    asked, honest = [], progress.worst_epsilon
+    monkeypatch.setattr(progress, "worst_epsilon", lambda *given: asked.append(given) or honest(*given))
+    told = []
+    tell, vault = Teller(told.append), LabelVault(Y, 2)
+    tell.say("features", "")
+    tell.watch(vault, 1e-6)
+    tell.say("choice", "")
+    vault.release(RandomizedResponse(1.0, 2))
+    for _ in range(3):
+        tell.say("training", "")
+    assert [one.epsilon for one in told] == [None, 0.0, 1.0, 1.0, 1.0]
+    assert [one.queries for one in told] == [None, 0, 1, 1, 1]
+    assert len(asked) == 2
+    vault._charge(Gaussian(4.0, 1.0), 1, None)
+    tell.say("training", "")
+    assert told[-1].queries == 2
+    assert math.isfinite(told[-1].epsilon)
+    assert told[-1].epsilon == honest(vault.ledger.groups(), 1e-6)
+
+
+def test_nobody_is_told_and_nothing_is_reckoned():
+    tell = Teller(None)
+    tell.watch(LabelVault(Y, 2), 0.0)
+    tell.say("training", "")
+
+
+# --- curves ---------------------------------------------------------------------------------------------------------
+
+
+def test_trainings_in_turn_are_curves_of_their_own():
+    passed = []
+    recorder = Recorder(passed.append)
+    for epoch, loss in ((1, 0.9), (2, 0.8), (1, 0.7), (2, math.nan), (3, 0.5)):
+        recorder(Progress("training", "", 0.0, epoch=epoch, loss=loss, epsilon=1.0, queries=1))
+    first, second = recorder.curves()
+    assert first == {
+        "name": "training loss on private targets, training 1", "x_name": "epoch", "x": [1, 2], "y": [0.9, 0.8],
+    }  # fmt: skip
+    assert (second["x"], second["y"]) == ([1, 3], [0.7, 0.5])
+    assert len(passed) == 5
+
+
+def test_steps_and_looks_are_curves_of_epsilon():
+    recorder = Recorder()
+    for step in (10, 20):
+        recorder(Progress("training", "", 0.0, step=step, epsilon=step / 20))
+    assert recorder.curves() == [{"name": "ε spent", "x_name": "step", "x": [0, 10, 20], "y": [0.0, 0.5, 1.0]}]
+    recorder = Recorder()
+    for queries, spent in ((0, 0.0), (1, 0.7), (1, 0.7), (2, 1.0)):
+        recorder(Progress("training", "", 0.0, queries=queries, epsilon=spent))
+    assert recorder.curves() == [{"name": "ε spent", "x_name": "look", "x": [0, 1, 2], "y": [0.0, 0.7, 1.0]}]
+
+
+def test_one_look_and_one_point_are_no_curve():
+    recorder = Recorder()
+    recorder(Progress("look", "", 0.0, queries=1, epsilon=1.0))
+    recorder(Progress("training", "", 0.0, epoch=1, loss=0.5))
+    assert recorder.curves() == []
+
+
+def test_curves_are_a_function_of_what_was_released(monkeypatch):
+    """Two data sets with other labels, but with the same answers of the vault: the same curves, to the bit."""
+    responses = np.random.default_rng(1).integers(2, size=ROWS)
+
+    def answered(self, labels, rng):
+        from labeldp.releases import NoisyLabels
+
+        return NoisyLabels(self, responses.astype(np.uint8))
+
+    monkeypatch.setattr(RandomizedResponse, "sample", answered)
+    found = []
+    for labels in (Y, 1 - Y):
+        recorder = Recorder()
+        LabelDPClassifier(1.0, 0.0, "rr", classes=[0, 1], random_state=0, report=recorder).fit(X, labels)
+        found.append(recorder.curves())
+    assert found[0] == found[1]
+    assert len(found[0][0]["x"]) > 5
+
+
+@pytest.mark.parametrize(("method", "names"), [
+    ("forward", ["training loss on private targets"]),
+    ("dp_sgd", ["ε spent"]),
+    ("one_shot", []),
+])  # fmt: skip
+def test_train_puts_curves_into_the_metrics(method, names):
+    from pyarrow import table
+
+    from labeldp.data.door import Column
+
+    columns = tuple(Column(name, "number") for name in "abc")
+    rows = Rows(table(dict(zip("abc", X.T, strict=True))), OwnLabels(Y, 2))
+    source = Source("t.csv", "y", ("no", "yes"), rows, None, columns)
+    model = trained(source, 2.0, delta=1e-6, method=method)
+    curves = metrics_of(source, model).get("curves", [])
+    assert [curve["name"] for curve in curves] == names
+    for curve in curves:
+        assert len(curve["x"]) == len(curve["y"]) > 1
+        assert np.isfinite(curve["y"]).all()

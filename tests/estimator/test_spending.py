@@ -1,0 +1,140 @@
+"""No fit spends in silence: warnings without a store, refusals with one."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+
+from labeldp.budgets.store import BudgetStore, UnknownDataSetError
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.estimator.classifier import LabelDPClassifier
+from labeldp.estimator.spending import PublicClassesWarning, RepeatedFitWarning, UnpaidScoreWarning
+from tests.estimator.helpers import CLASSES, numbers
+
+X, Y = numbers(240)
+CODES = (Y == "yes").astype(int)
+
+
+def classifier(**settings):
+    return LabelDPClassifier(**{"epsilon": 1.0, "delta": 1e-6, "method": "one_shot", "classes": CLASSES, **settings})
+
+
+def warned(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [one.category for one in caught]
+
+
+def test_one_fit_is_silent_and_the_second_of_the_same_labels_warns_once():
+    assert warned(lambda: classifier().fit(X, Y)) == []
+    assert warned(lambda: classifier().fit(X, Y)) == [RepeatedFitWarning]
+    assert warned(lambda: classifier().fit(X, Y)) == []
+
+
+def test_other_labels_are_other_labels():
+    classifier().fit(X, Y)
+    assert warned(lambda: classifier().fit(X, Y[::-1])) == []
+
+
+def test_folds_are_known_by_their_family():
+    assert RepeatedFitWarning in warned(lambda: cross_val_score(classifier(), X, Y, cv=3))
+
+
+def test_a_grid_is_known_by_its_family():
+    grid = GridSearchCV(classifier(), {"epsilon": [0.5, 1.0]}, cv=2)
+    assert RepeatedFitWarning in warned(lambda: grid.fit(X, Y))
+
+
+def test_undeclared_classes_warn_once():
+    assert warned(lambda: classifier(classes=None).fit(X, Y)) == [PublicClassesWarning]
+    assert warned(lambda: classifier(classes=None).fit(X, Y[::-1])) == []
+
+
+def test_a_score_on_the_fitted_labels_warns():
+    model = classifier().fit(X, Y)
+    assert warned(lambda: model.score(*numbers(240, seed=5))) == []
+    assert warned(lambda: model.score(X, Y)) == [UnpaidScoreWarning]
+
+
+# -- with a store -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = BudgetStore.open(tmp_path / "budgets.db")
+    opened.create("visits", CODES, 2, Budget(2.5, 1e-5))
+    return opened
+
+
+def refused(model):
+    try:
+        model.fit(X, Y)
+    except BudgetExceededError:
+        return True
+    return False
+
+
+def test_every_fit_is_charged_and_refused_past_the_budget(store, tmp_path):
+    model = classifier(store=str(tmp_path / "budgets.db"), delta=1e-6, note="first")
+    fits = 0
+    while fits < 20 and not refused(model):
+        fits += 1
+    assert 2 <= fits < 20
+    assert len(store.history("visits")) == fits
+    assert {entry.note for entry in store.history("visits")} == {"first"}
+    assert store.epsilon("visits") <= 2.5
+
+
+def test_with_a_store_nothing_is_warned_of(store):
+    model = classifier(store=store, epsilon=0.5)
+    assert warned(lambda: (model.fit(X, Y), model.fit(X, Y))) == []
+
+
+def test_clones_keep_the_store(store, tmp_path):
+    assert clone(classifier(store=store)).store is store
+    assert clone(classifier(store=str(tmp_path / "budgets.db"))).store == str(tmp_path / "budgets.db")
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
+def test_cross_validation_cannot_overspend(store):
+    with pytest.raises(BudgetExceededError):
+        cross_val_score(classifier(store=store, dataset="visits"), X, Y, cv=10, error_score="raise")
+    assert store.epsilon("visits") <= 2.5
+    assert len(store.history("visits")) < 10
+
+
+def test_a_part_has_to_be_named(store):
+    with pytest.raises(UnknownDataSetError, match="dataset="):
+        classifier(store=store).fit(X[:100], Y[:100])
+    classifier(store=store, dataset="visits").fit(X[:100], Y[:100])
+    assert [entry.rows for entry in store.history("visits")] == [240]
+
+
+def test_a_wrong_name_is_refused(store):
+    store.create("others", CODES[::-1].copy(), 2, Budget(1.0))
+    with pytest.raises(ValueError, match="knows these labels as 'visits'"):
+        classifier(store=store, dataset="others").fit(X, Y)
+
+
+def test_delta_is_at_most_the_stores(tmp_path):
+    store = BudgetStore.open(tmp_path / "pure.db")
+    store.create("pure", CODES, 2, Budget(2.0))
+    model = classifier(store=store, delta=None, method="auto").fit(X, Y)
+    assert model.certificate_.delta == 0.0
+    assert store.epsilon("pure") == 1.0
+
+
+def test_a_store_has_to_exist(tmp_path):
+    with pytest.raises(ValueError):
+        classifier(store=str(tmp_path / "nowhere.db")).fit(X, Y)
+
+
+def test_an_open_store_does_not_travel_and_a_path_does(store, tmp_path):
+    with pytest.raises(TypeError, match="give its path"):
+        pickle.dumps(classifier(store=store))
+    kept = pickle.loads(pickle.dumps(classifier(store=str(tmp_path / "budgets.db")).fit(X, Y)))
+    assert np.array_equal(kept.predict(X), kept.predict(X))

@@ -1,0 +1,162 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from labeldp.features.augment import random_resized_crop
+from labeldp.features.clusters import (
+    cluster_by_neighbours,
+    kmeans,
+    nearest_neighbours,
+    scan,
+    scan_loss,
+    self_label,
+    self_label_loss,
+)
+from labeldp.learning.train import adam
+
+
+def two_traits(n=600, seed=0):
+    """Two independent traits: one moves rows far apart, the other, of which neighbours tell, a little."""
+    generator = torch.Generator().manual_seed(seed)
+    loud, quiet = torch.arange(n) % 2, torch.arange(n) // 2 % 2
+    points = torch.stack((8.0 * loud - 4, 3.0 * quiet - 1.5), dim=1) + 0.3 * torch.randn(n, 2, generator=generator)
+    return points, quiet
+
+
+def blobs(n=400, k=4, dim=6, apart=3.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.arange(n) % k
+    return apart * torch.randn(k, dim, generator=generator)[truth] + torch.randn(n, dim, generator=generator), truth
+
+
+def agreement(members, truth):
+    """Share of rows in the majority class of their cluster."""
+    counts = torch.zeros(int(members.max()) + 1, int(truth.max()) + 1)
+    counts.index_put_((members, truth), torch.ones(len(truth)), accumulate=True)
+    return counts.max(dim=1).values.sum().item() / len(truth)
+
+
+def head(k, dim=2, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(dim, 64), nn.ReLU(), nn.Linear(64, k))
+
+
+def test_scan_loss_by_the_definition():
+    a, b = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0)).double()
+    p, q = (np.exp(x.numpy()) / np.exp(x.numpy()).sum(axis=1, keepdims=True) for x in (a, b))
+    together = -np.mean([math.log(p[i] @ q[i]) for i in range(7)])
+    used = sum(m * math.log(m) for m in p.mean(axis=0))
+    assert scan_loss(a, b, 5.0).item() == pytest.approx(together + 5 * used)
+
+
+def test_scan_loss_is_least_for_sure_equal_clusters():
+    sure = 50 * torch.eye(4)
+    assert scan_loss(sure, sure, 5.0).item() == pytest.approx(-5 * math.log(4), abs=1e-4)
+    assert scan_loss(sure, sure.roll(1, 0), 5.0) > scan_loss(sure, sure, 5.0) + 10
+    one = torch.tensor([[50.0, 0, 0, 0]]).repeat(4, 1).requires_grad_()
+    scan_loss(one, one, 5.0).backward()
+    assert torch.isfinite(one.grad).all()
+
+
+def test_self_label_loss_by_the_definition():
+    beliefs = torch.tensor([[0.995, 0.005], [0.999, 0.001], [0.001, 0.999], [0.6, 0.4]])
+    logits = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    each = -logits.log_softmax(dim=1)
+    expected = ((each[0, 0] + each[1, 0]) / 2 + each[2, 1]) / 2  # both clusters count alike, the unsure row not at all
+    assert self_label_loss(logits, beliefs, 0.99).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_self_label_loss_without_sure_rows_is_zero():
+    logits = torch.randn(3, 2).requires_grad_()
+    loss = self_label_loss(logits, torch.full((3, 2), 0.5), 0.9)
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(logits.grad, torch.zeros(3, 2))
+
+
+def test_clusters_follow_neighbours_and_not_distances():
+    points, quiet = two_traits()
+    near = nearest_neighbours(points[:, 1:], 10)
+    settings = {"epochs": 20, "batch_size": 200, "optimizer": adam(1e-2)}
+    found = cluster_by_neighbours(head(2), points, near, **settings)
+    assert agreement(kmeans(points, 2, restarts=5).members, quiet) < 0.6
+    assert agreement(found.members, quiet) > 0.98
+
+
+def test_scan_of_features():
+    points, truth = blobs()
+    found = scan(points, 4, epochs=15, batch_size=100)
+    assert agreement(found.members, truth) > 0.95
+    assert torch.bincount(found.members, minlength=4).min() > 50
+    probabilities = found.model(points).softmax(dim=1)
+    assert torch.equal(found.members, probabilities.argmax(dim=1))
+    assert torch.allclose(found.confidence, probabilities.max(dim=1).values, atol=1e-5)
+    assert not found.model.training
+    assert agreement(scan(points.numpy(), 4, epochs=60, batch_size=100, hidden=0).members, truth) > 0.9
+
+
+def test_the_head_of_the_least_loss_is_kept_and_a_seed_decides():
+    points, _ = blobs(apart=1.0)
+    settings = {"epochs": 3, "batch_size": 100}
+    torch.manual_seed(4)
+    state = torch.random.get_rng_state()
+    one = [scan(points, 4, restarts=1, seed=s, **settings).loss for s in range(3)]
+    found = scan(points, 4, restarts=3, seed=0, **settings)
+    assert found.loss == min(one)
+    assert torch.equal(found.members, scan(points, 4, restarts=3, seed=0, **settings).members)
+    torch.manual_seed(4)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_self_labelling_makes_sure():
+    """Noisy views as the strong ones: afterwards the model is surer, and no less right."""
+    points, truth = blobs(apart=1.2)
+    model = head(4, dim=6)
+    before = cluster_by_neighbours(
+        model, points, nearest_neighbours(points, 10), epochs=15, batch_size=100, optimizer=adam(3e-3)
+    )
+
+    def noisy(rows, generator):
+        return rows + 0.3 * torch.randn(rows.shape, generator=generator)
+
+    after = self_label(model, points, epochs=30, threshold=0.9, strong=noisy, batch_size=100, optimizer=adam(3e-3))
+    assert (after.confidence > 0.99).sum() > (before.confidence > 0.99).sum()
+    assert agreement(after.members, truth) > agreement(before.members, truth) - 0.03
+
+
+def test_views_of_images_and_progress():
+    images, seen = (255 * torch.rand(40, 1, 8, 8)).to(torch.uint8), []
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    near = nearest_neighbours(images.flatten(1), 5)
+    views = []
+
+    def view(pictures, generator):
+        views.append(pictures)
+        return random_resized_crop()(pictures, generator)
+
+    cluster_by_neighbours(model, images, near, epochs=2, batch_size=10, view=view, report=seen.append)
+    assert [progress.epoch for progress in seen] == [1, 2]
+    assert views[0].shape == (20, 1, 8, 8)
+    assert views[0].max() <= 1
+    rows = {tuple(row) for row in images.flatten(1).tolist()}
+    assert {tuple(row) for row in (views[0] * 255).round().int().flatten(1).tolist()} <= rows
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: scan(torch.randn(50, 3), 1, neighbours=5), "k is 1"),
+        (lambda: scan(torch.randn(10, 3), 2, neighbours=20), "k=20"),
+        (lambda: self_label(head(2), torch.randn(9, 2), epochs=1, threshold=1.0), "threshold=1.0"),
+        (
+            lambda: cluster_by_neighbours(head(2), torch.randn(9, 2), torch.zeros(5, 2, dtype=torch.long), epochs=1),
+            "neighbours has shape",
+        ),
+    ],
+)
+def test_refusals_name_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

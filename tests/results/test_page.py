@@ -1,0 +1,339 @@
+import html.parser
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+
+from labeldp.core.random import SecureRandom
+from labeldp.results import report as page
+from labeldp.results.facts import gather
+from labeldp.results.folder import ArtifactError
+from labeldp.results.report import write_page
+from labeldp.results.sections import belief_after, belief_below, growth
+from tests.results.reporthelp import AUDIT, CURVES, audited, many_looks, result, saved
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Reader(html.parser.HTMLParser):
+    """Checks that tags close in order, and collects what matters."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.texts, self.tags = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "title"):
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+    def attributes(self, wanted):
+        return [attrs for tag, attrs in self.tags if tag == wanted]
+
+
+def read(text):
+    return Reader(text)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    classes = tuple(f"class {number}" for number in range(10))
+    shown = result(classes=classes, method="lp_mst", images=True, test=0.85, curves=CURVES)
+    other = result(epsilon=4.0, classes=classes, method="one_shot", images=True, test=0.91)
+    model, beside = saved(folder / "model", shown), saved(folder / "other", other)
+    return page(gather(model, audit=audited(folder), beside=[beside], non_private=0.94))
+
+
+def test_it_says_what_is_asked_of_it(made):
+    text = read(made).text
+    for words in (
+        "by at most 2.72×", "What is not promised", "a private answer, pure ε = 1", "3,000", "Verified.",
+        "Without privacy: 94.0%", "This model: 85.0% at ε = 1", "other", "one_shot", "Learning curve: training loss",
+        "No contradiction", "600 of 1,000 guesses", "labeldp verify model", "SHA-256",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_nothing_is_fetched_and_nothing_runs(made):
+    found = read(made)
+    tags = {tag for tag, _ in found.tags}
+    assert not tags & {"script", "link", "img", "iframe", "object", "base", "form", "a"}
+    for _, attributes in found.tags:
+        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+        assert not any(name.startswith("on") for name in attributes)
+    assert "url(" not in made
+    assert "@import" not in made
+    assert "://" not in made
+    (policy,) = [a for a in found.attributes("meta") if a.get("http-equiv")]
+    assert policy["content"].startswith("default-src 'none'")
+
+
+def test_it_is_made_for_phones_and_for_those_who_hear_it(made):
+    found = read(made)
+    assert any(a.get("name") == "viewport" and "width=device-width" in a["content"] for a in found.attributes("meta"))
+    assert found.attributes("html") == [{"lang": "en"}]
+    assert len(found.attributes("h1")) == 1
+    for image in found.attributes("svg"):
+        assert image.get("aria-hidden") == "true" or (image["role"] == "img" and len(image["aria-label"]) > 20)
+    for head in found.attributes("th"):
+        assert head["scope"] in ("col", "row")
+    assert len(found.attributes("caption")) == len(found.attributes("table"))
+    ids = [a["id"] for _, a in found.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_names_cannot_become_markup(tmp_path):
+    evil = ("<script>alert(1)</script>", '" onload="x', "</style><b>")
+    text = page(gather(saved(tmp_path / "<b>model", result(classes=evil, method="<i>rr"))))
+    found = read(text)
+    assert not {"script", "i"} & {tag for tag, _ in found.tags}
+    assert not any(name == "onload" for _, attributes in found.tags for name in attributes)
+
+
+def test_hashes_are_those_of_the_files(tmp_path):
+    from labeldp.core.certificate import describe_artifact
+
+    folder = saved(tmp_path / "model")
+    text = page(gather(folder))
+    for name in ("model.safetensors", "config.toml", "model_card.md", "metrics.json"):
+        assert describe_artifact(folder / name).sha256 in text
+
+
+# --- privacy --------------------------------------------------------------------------------------------------------
+
+
+def test_beliefs_move_by_the_odds():
+    for epsilon in (0.1, 1.0, 5.0, 700.0):
+        for belief in (0.001, 0.3, 0.5, 0.9):
+            after = belief_after(belief, epsilon)
+            odds = belief / (1 - belief) * math.exp(min(epsilon, 300))
+            assert after == pytest.approx(odds / (1 + odds))
+            assert belief_below(after, epsilon) == pytest.approx(belief) or epsilon > 30
+
+
+def test_the_ledger_shows_epsilon_so_far_and_how_it_grew(tmp_path):
+    made = many_looks()
+    text = read(page(gather(saved(tmp_path / "model", made)))).text
+    assert "a noisy sum over a secret batch of 0.1 of the rows" in text
+    assert "How ε of the costliest history grew" in text
+    worst = max(made.certificate.groups, key=lambda group: len(group.queries))
+    points = growth(worst.queries, made.certificate.delta)
+    assert points[-1] == (201.0, pytest.approx(made.certificate.epsilon))
+    assert [value for _, value in points] == sorted(value for _, value in points)
+
+
+def test_seeded_noise_is_called_what_it_is(tmp_path):
+    text = read(page(gather(saved(tmp_path / "model", result(rng=SecureRandom(seed=1)))))).text
+    assert "This result does not verify." in text
+    assert "Not private: the noise came from a seed" in text
+
+
+def test_revealed_labels_are_called_what_they_are(tmp_path):
+    import dataclasses
+
+    made = result()
+    from labeldp.core.vault import LabelVault
+
+    vault = LabelVault([0, 1] * 1500, 2)
+    vault.reveal("to see what happens")
+    certificate = vault.certificate(0.0)
+    metrics = {**made.metrics, "epsilon": "infinity"}
+    story = dataclasses.replace(made.story, epsilon=math.inf)
+    folder = saved(tmp_path / "model", dataclasses.replace(made, certificate=certificate, metrics=metrics))
+    text = read(page(gather(folder))).text
+    assert "No promise: the labels can be recovered." in text
+    assert story.epsilon == math.inf
+    assert "This result does not verify." in text
+
+
+# --- quality --------------------------------------------------------------------------------------------------------
+
+
+def test_without_open_labels_it_says_so(tmp_path):
+    text = read(page(gather(saved(tmp_path / "model", result(test=None))))).text
+    assert "Not measured on labels" in text
+    assert "this model, measured" not in text
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"name": "x", "x": [1], "y": [2]}, {"x": [1, 1], "y": [1, 2]}, {"name": "n", "x": [1, 2], "y": [None, "a"]}, {}],
+)
+def test_odd_curves_are_left_out(tmp_path, odd):
+    assert "Learning curve" not in page(gather(saved(tmp_path / "model", result(curves=[odd]))))
+
+
+def test_labels_that_are_numbers_have_no_chart_of_accuracy(tmp_path):
+    import dataclasses
+
+    made = result(test=None)
+    story = dataclasses.replace(made.story, classes=None, method="binned_regression")
+    metrics = {**made.metrics, "test": {"rows": 5, "mean_squared_error": 0.2}}
+    text = read(page(gather(saved(tmp_path / "model", dataclasses.replace(made, story=story, metrics=metrics))))).text
+    assert "mean squared error" in text
+    assert "Accuracy against epsilon" not in text
+
+
+def test_what_is_expected_is_what_was_measured_there(tmp_path):
+    from labeldp.choosing.measured import points
+    from labeldp.results.sections import _expected
+
+    known = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.name) == ("fashion_mnist", "lp_mst")}
+    made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000)
+    facts = gather(saved(tmp_path / "model", made))
+    (line,) = _expected(facts, sorted(known))
+    assert line.name == "lp_mst on data like fashion_mnist"
+    assert dict(line.points) == {epsilon: pytest.approx(value / 100) for epsilon, value in known.items()}
+    assert _expected(facts, [1e-3]) == []
+
+
+# --- audits ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_an_audit_one_is_advised(tmp_path):
+    text = read(page(gather(saved(tmp_path / "model")))).text
+    assert "labeldp audit model --table TABLE" in text
+
+
+def test_an_audit_of_the_folder_is_found_in_it_and_told_from_another_folders(tmp_path):
+    folder = saved(tmp_path / "model")
+    own = gather(folder).files["model.safetensors"]
+    for model, fits in ((own, True), ("0" * 64, False)):
+        told = {**AUDIT, "epsilon": 1.3, "delta": 1e-7, "of": {"model": model, "epsilon": 1.0, "delta": 0.0}}
+        (folder / "audit.json").write_text(json.dumps(told))
+        text = read(page(gather(folder))).text
+        assert ("another claim" in text) is not fits
+        assert "No true label was used" in text
+        assert "keep this page to yourself" not in text
+        assert "at δ = 1e-07" in text
+
+
+def test_a_broken_claim_is_said_to_be_broken(tmp_path):
+    folder = saved(tmp_path / "model")
+    text = read(page(gather(folder, audit=audited(tmp_path, bound=2.5, p_value=1e-9)))).text
+    assert "THE CLAIM IS BROKEN" in text
+
+
+def test_the_verdict_is_made_of_the_numbers_not_of_what_the_file_says(tmp_path):
+    path = audited(tmp_path, bound=2.5, p_value=1e-9, contradicts=False, verdict="All is well.")
+    assert "All is well" not in page(gather(saved(tmp_path / "model"), audit=path))
+
+
+def test_an_audit_of_another_claim_is_noticed(tmp_path):
+    text = read(page(gather(saved(tmp_path / "model"), audit=audited(tmp_path, epsilon=4.0)))).text
+    assert "another claim" in text
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"bound": 1}'])
+def test_files_that_are_no_audit_are_refused(tmp_path, text):
+    path = tmp_path / "odd.json"
+    path.write_text(text)
+    with pytest.raises(ArtifactError, match="labeldp audit --json"):
+        gather(saved(tmp_path / "model"), audit=path)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_pages_are_written_whole(tmp_path, monkeypatch):
+    facts = gather(saved(tmp_path / "model"))
+    target = tmp_path / "model.html"
+    target.write_text("the old page")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_page(facts, target)
+    assert target.read_text() == "the old page"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.html"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"non_private": 87.2}, "from 0 to 1"),
+        ({"beside": ["nowhere"]}, "not a folder"),
+        ({"audit": "no.json"}, "cannot be read"),
+    ],
+)
+def test_errors_say_what_to_do(tmp_path, changes, match):
+    with pytest.raises(ArtifactError, match=match):
+        gather(saved(tmp_path / "model"), **changes)
+
+
+def test_a_result_that_was_not_measured_cannot_stand_beside(tmp_path):
+    other = saved(tmp_path / "other", result(test=None))
+    with pytest.raises(ArtifactError, match="--test"):
+        gather(saved(tmp_path / "model"), beside=[other])
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def labeldp(*arguments):
+    command = [sys.executable, "-m", "labeldp", "report", *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in run.stderr
+    return run
+
+
+def test_the_command_writes_a_page_beside_the_folder(tmp_path):
+    folder = saved(tmp_path / "model")
+    run = labeldp(folder, "--json")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == {"page": str(tmp_path / "model.html"), "problems": []}
+    assert (tmp_path / "model.html").read_text() == page(gather(folder))
+
+
+def test_the_command_takes_options_from_a_file(tmp_path):
+    folder, target = saved(tmp_path / "model"), tmp_path / "page.html"
+    config = tmp_path / "run.toml"
+    config.write_text(f'[report]\nfolder = "{folder}"\nout = "{target}"\nnon-private = 0.9\nbeside = ["{folder}"]\n')
+    run = labeldp("--config", config, "--quiet")
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+    assert "Without privacy: 90.0%" in target.read_text()
+
+
+def test_the_command_answers_1_where_the_folder_does_not_verify(tmp_path):
+    folder = saved(tmp_path / "model")
+    (folder / "metrics.json").write_text(
+        json.dumps({"epsilon": 1.0, "delta": 0.0, "test": {"rows": 9, "accuracy": 1.0}})
+    )
+    run = labeldp(folder, "--out", tmp_path / "page.html")
+    assert run.returncode == 1
+    assert "metrics.json was changed" in run.stdout
+    assert "This result does not verify." in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "give a folder"), (["nowhere"], "not a folder"), (["MODEL", "--out", "no/where.html"], "create it first")],
+)
+def test_the_command_refuses_in_one_sentence(tmp_path, arguments, words):
+    folder = saved(tmp_path / "model")
+    run = labeldp(*(folder if argument == "MODEL" else argument for argument in arguments))
+    assert run.returncode == 2
+    assert words in run.stderr
+    assert run.stderr.count("\n") == 1
