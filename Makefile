@@ -1,5 +1,5 @@
 # make demo   train on a real table's secret labels, beside models without privacy; verify the result, write its report
-# make test   the whole test suite (slow tests: make test-slow; with new noise and random examples: make test-fresh)
+# make test   the tests, in six minutes on two cores (make test-slow: long statistics and whole runs; make test-fresh: new noise)
 # make check  ruff and pyright
 # make docs   the site from docs/, in build/site; a warning is an error
 # make bench  every benchmark in benchmarks/, ours beside a reference (projection.py is long on a CPU: run it by hand)
@@ -17,7 +17,7 @@ test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-fresh: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal --fresh

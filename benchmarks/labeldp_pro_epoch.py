@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from labeldp.core.vault import LabelVault
 from labeldp.learning.evidence import on_classes
-from labeldp.learning.train import fit, sgd
+from labeldp.learning.optimisers import sgd
+from labeldp.learning.train import fit
 from labeldp.models.zoo import cifar_cnn, mnist_cnn
 from labeldp.recipes import labeldp_pro
 from labeldp.recipes.denoisers import Denoiser

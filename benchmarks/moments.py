@@ -28,7 +28,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 CHUNK = 1 << 16
 
 
-def rows_of(features: int) -> np.ndarray:
+def take_rows(features: int) -> np.ndarray:
     """One chunk of rows of length at most 1, as an encoder gives them."""
     chunk = np.random.default_rng(0).standard_normal((CHUNK, features), dtype=np.float32)
     chunk /= np.linalg.norm(chunk, axis=1, keepdims=True)
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     options = parser.parse_args()
-    chunk = rows_of(options.features)
+    chunk = take_rows(options.features)
     kind = np.min_scalar_type(options.classes - 1)
     labels = np.random.default_rng(1).integers(0, options.classes, options.rows).astype(kind)
     contestants = {

@@ -24,8 +24,9 @@ from torch import Tensor
 from labeldp.core.vault import LabelVault
 from labeldp.data import benchmarks as data
 from labeldp.features.patches import Patches
-from labeldp.learning import train as schedules
-from labeldp.learning.train import adam, fit, predict, sgd
+from labeldp.learning import optimisers as schedules
+from labeldp.learning.optimisers import adam, sgd
+from labeldp.learning.train import fit, predict
 from labeldp.models.zoo import mnist_cnn
 from labeldp.recipes import labeldp_pro, lp_mst, one_shot
 

@@ -1,6 +1,6 @@
-"""Operations that a step of training asks for, with views of one batch at a time and of eight at once.
+"""Count the operations of a step of training, with views of one batch at a time and of eight at once.
 
-A GPU's host asks for operations one by one, and a small network waits for it. This counts them, of ResNet-18's layers
+A GPU's host launches operations one by one, and a small network waits for it. This counts them, of ResNet-18's layers
 at a width of 4 on tiny images, on the CPU but with the views as they are made on a GPU. Optimiser steps count more here
 than there, where one operation updates many weights.
 
@@ -18,11 +18,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labeldp.features import augment as image_changes
-from labeldp.features.augment import learned_view, scaled, strong_view, weak_view
+from labeldp.features.augment import byol_views, learned_view, scaled, strong_view, weak_view
+from labeldp.features.contrastive import byol, simclr
 from labeldp.learning import train as ahead
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
+from labeldp.learning.optimisers import lars
 from labeldp.learning.train import fit
 from labeldp.models.zoo import resnet18_v2
 
@@ -42,6 +44,11 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def body() -> nn.Module:
+    """Images to features."""
+    return resnet18_v2(10, width=4).get_submodule("body")
+
+
 def trainings() -> dict[str, Callable[[], nn.Module]]:
     """An epoch of STEPS steps of each."""
     generator = torch.Generator().manual_seed(0)
@@ -58,6 +65,10 @@ def trainings() -> dict[str, Callable[[], nn.Module]]:
         "FixMatch": trained(fixmatch, batch_size=1, ratio=BATCH, apart=True, weak=weak, strong=strong),
         "mean teacher": trained(mean_teacher, batch_size=BATCH, weak=weak, strong=learned),
         "fit, AutoAugment": trained(fit, batch_size=BATCH, augment=learned),
+        "SimCLR": lambda: simclr(body(), images, epochs=1, batch_size=BATCH).model,
+        "BYOL with LARS": lambda: (
+            byol(body(), images, epochs=1, batch_size=BATCH, view=byol_views(), optimizer=lars(0.1)).model
+        ),
     }
 
 

@@ -29,20 +29,20 @@ from torch.func import functional_call, jvp, vjp
 from benchmarks.timing import rates
 from labeldp.data import benchmarks as data
 from labeldp.learning.evidence import on_classes
+from labeldp.learning.optimisers import sgd
 from labeldp.learning.projections import (
     LeastSquares,
     Point,
     Projected,
-    PublicGradients,
     hull,
     project_to_simplex,
     row_simplex,
     span,
 )
-from labeldp.learning.train import fit, sgd
+from labeldp.learning.train import fit
 from labeldp.mechanisms.gradients.layers import cross_entropy
 from labeldp.mechanisms.gradients.per_example import clipped_sum
-from labeldp.models.jacobians import logit_gradients
+from labeldp.mechanisms.gradients.public import PublicGradients, logit_gradients
 from labeldp.models.zoo import cifar_cnn, mnist_cnn
 
 ROWS, CLASSES, CLIP, STEPS = 1024, 10, 1.0, 200
@@ -198,7 +198,7 @@ def compare(case: Case, project: Callable[..., Projected], groups: int, repeats:
     shape = public.shape
     starts = {
         "reference": torch.full(shape, 1 / (ROWS * CLASSES), device=case.noisy.device),
-        "reference*": public.jacobian.logits.softmax(1) / ROWS,
+        "reference*": public.logits.softmax(1) / ROWS,
     }
     found = {name: best_steps(case, public, groups, start) for name, start in starts.items()}
     combine, correlate = reference_products(case)

@@ -1,6 +1,6 @@
 """Images per second of FixMatch and of co-refinement, against loops that change one image after the other.
 
-The reference is what released code does: pictures changed one by one by an image library, sent to the device batch by
+The reference is what released code does: images changed one by one by an image library, sent to the device batch by
 batch, the same network, batches and number of steps. Views alone are compared too, without a network. Images counted
 are those that go through the network with a gradient, and for views those that come out. `layout`, on a GPU alone, is
 FixMatch with the weights channels last, as it lays them out there, against channels first.
@@ -26,8 +26,8 @@ from labeldp.features.augment import strong_view, weak_view
 from labeldp.learning import train as averaged
 from labeldp.learning.dividemix import co_refine, two_gaussians
 from labeldp.learning.evidence import Labels, from_classes, on_classes
-from labeldp.learning.fixmatch import fixmatch, weights_sgd
-from labeldp.learning.train import sgd
+from labeldp.learning.fixmatch import fixmatch
+from labeldp.learning.optimisers import sgd, weights_sgd
 from labeldp.models.zoo import cifar_cnn, resnet18_v2
 
 CUDA = torch.cuda.is_available()
@@ -43,7 +43,7 @@ def network(seed: int = 0) -> nn.Module:
     return (resnet18_v2(10) if CUDA else cifar_cnn(10)).to(DEVICE, memory_format=torch.channels_last)
 
 
-# -- the reference: one picture after the other --------------------------------------------------------------------
+# -- the reference: one image after the other --------------------------------------------------------------------
 
 
 def _enhanced(kind: type) -> Callable[[Image.Image, float], Image.Image]:

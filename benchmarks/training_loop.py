@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.timing import rates, show_rates
 from labeldp.learning.evidence import on_classes
-from labeldp.learning.train import fit, sgd
+from labeldp.learning.optimisers import sgd
+from labeldp.learning.train import fit
 from labeldp.models.zoo import mnist_cnn
 
 ROWS, BATCH, EPOCHS = 8192, 256, 1

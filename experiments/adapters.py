@@ -7,7 +7,6 @@ a setting that had no effect.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,25 +22,14 @@ from labeldp.features import augment
 from labeldp.features.augment import learned_view
 from labeldp.features.clusters import Clusters
 from labeldp.features.encoders import OverCrops, begin_as
-from labeldp.learning import train as schedules
-from labeldp.learning.descend import rmsprop
-from labeldp.learning.train import Progress, Report, accuracy, adam, fit, sgd
+from labeldp.learning import optimisers as schedules
+from labeldp.learning.optimisers import adam, rmsprop, sgd
+from labeldp.learning.progress import Report
+from labeldp.learning.train import accuracy, fit
 from labeldp.learning.tuning import tune
 from labeldp.models import zoo
-from labeldp.recipes import (
-    alibi,
-    cluster_votes,
-    debiased,
-    forward,
-    labeldp_pro,
-    linear_student,
-    lp_mst,
-    one_shot,
-    rounds,
-    rr,
-    ssl_prior,
-    students,
-)
+from labeldp.recipes import cluster_votes, distil, labeldp_pro, lp_mst, one_shot, per_row, rounds, ssl_prior
+from labeldp.recipes.catalogue import BY_KEY
 
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "small_inception": zoo.small_inception,
@@ -111,8 +99,9 @@ class Family:
     may_have: frozenset[str]
 
 
-def one_look(recipe: Callable[..., nn.Module]) -> Adapter:
-    """Recipes that ask every label once and fit once."""
+def responses(key: str) -> Adapter:
+    """Run a recipe of the catalogue that releases one response per label and fits once."""
+    recipe = BY_KEY[key].function()
 
     def train(job: Training) -> nn.Module:
         return recipe(job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
@@ -142,7 +131,7 @@ def gradients(job: Training) -> nn.Module:
         delta=settings["delta"], **(given or {"epsilon": job.epsilon}), epochs=settings["epochs"],
         batch_size=settings["batch_size"], bound=_bound(settings), denoiser=denoiser(**settings.get("projection", {})),
         optimizer=_descent(settings), schedule=named("schedule", settings["schedule"], SCHEDULES)(),
-        average=settings.get("average", 0.0), seed=job.seed, report=_epochs(job),
+        average=settings.get("average", 0.0), seed=job.seed, report=job.report,
     )  # fmt: skip
 
 
@@ -158,9 +147,9 @@ def look_and_student(job: Training) -> nn.Module:
     shot = _shot(job, public, job.epsilon, public.features)
     if "start" in settings:
         begin_as(job.model, job.inputs, shot.logits(public.features))
-    return students.train_after(
+    return distil.train_after(
         shot, public.features, job.model, job.inputs, generations=settings["generations"], fit=_fits(job)[0],
-        weigh=students.by_confidence(settings.get("confidence", 1.0)),
+        weigh=distil.by_confidence(settings.get("confidence", 1.0)),
     )  # fmt: skip
 
 
@@ -169,11 +158,11 @@ def look_and_linear_student(job: Training) -> nn.Module:
     public, settings = semi.public_of(job), job.settings
     plain, classes = public.plain, job.vault.num_classes
     taught = _shot(job, public, job.epsilon, public.features).probabilities(public.features)
-    weights = students.most_confident(settings["surest"])(taught)
+    weights = distil.most_confident(settings["surest"])(taught)
     layer = _layer(job, plain)
     # First choices, not probabilities: a layer of the same kind would only learn the head's doubts.
     labels = nn.functional.one_hot(taught.argmax(dim=1), classes).float()
-    student = students.train(layer, plain.features, labels, fit=_fits(job)[0], weigh=lambda _: weights)
+    student = distil.train(layer, plain.features, labels, fit=_fits(job)[0], weigh=lambda _: weights)
     return plain.on_images(student)
 
 
@@ -182,18 +171,18 @@ def look_and_all_features(job: Training) -> nn.Module:
     public, settings = semi.public_of(job), job.settings
     if "graph" not in settings:
         shot = _shot(job, public, job.epsilon, public.features)
-        return public.on_images(_Probabilities(linear_student.train_after(shot, public.features)))
+        return public.on_images(_Probabilities(distil.linear_after(shot, public.features)))
     seen = public.graph(settings["graph"], job.vault.num_classes)
     tuning = functools.partial(tune, stage=seen.stage, seed=job.seed)
     shot = one_shot.train(seen.features, job.vault, epsilon=job.epsilon, delta=settings["delta"], tune=tuning)
-    student = linear_student.train_after(shot, public.features, seen=seen.features)
+    student = distil.linear_after(shot, public.features, seen=seen.features)
     return public.on_images(_Probabilities(student))
 
 
 class _Probabilities(nn.Module):
     """Log-probabilities of features, for the runner to take the largest of."""
 
-    def __init__(self, student: linear_student.LinearStudent) -> None:
+    def __init__(self, student: distil.LinearStudent) -> None:
         super().__init__()
         self._student = student
 
@@ -212,7 +201,7 @@ def several_looks(job: Training) -> nn.Module:
         job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"],
         shares=job.settings["shares"], query=once,
         teach=functools.partial(
-            students.train, fit=_fits(job)[0], weigh=students.by_confidence(job.settings.get("confidence", 1.0))
+            distil.train, fit=_fits(job)[0], weigh=distil.by_confidence(job.settings.get("confidence", 1.0))
         ),
     ).model  # fmt: skip
 
@@ -225,7 +214,7 @@ def look_and_answers(job: Training) -> nn.Module:
 def linear_answers(job: Training) -> nn.Module:
     """Randomized response, then a linear layer on features by the answers' likelihood."""
     public = semi.public_of(job)
-    layer = forward.train(_layer(job, public), public.features, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
+    layer = per_row.forward(_layer(job, public), public.features, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
     return public.on_images(layer)
 
 
@@ -298,14 +287,6 @@ def _descent(settings: Mapping[str, Any]) -> Any:
     return named("optimizer", settings["optimizer"], made)()
 
 
-def _epochs(job: Training) -> Callable[[labeldp_pro.Progress], None] | None:
-    """The runner counts epochs; a look has no loss that could be shown."""
-    report = job.report
-    if report is None:
-        return None
-    return lambda p: report(Progress(math.ceil(p.passes), math.ceil(p.passes), math.nan, p.seconds))
-
-
 _EVERY_NEEDS = frozenset({"dataset", "model", "recipe", "epochs"})
 _EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick", "start", "mirrored"})
 _FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "augment"})
@@ -315,10 +296,7 @@ _LOOKS_MAY_HAVE = frozenset({"diameter", "projection", "momentum", "average", "n
 _HEAD_NEEDS = frozenset({"delta", "features"})
 
 FAMILIES: dict[str, Family] = {
-    "rr": Family(one_look(rr.train), _FIT_NEEDS, _FIT_MAY_HAVE),
-    "debiased": Family(one_look(debiased.train), _FIT_NEEDS, _FIT_MAY_HAVE),
-    "forward": Family(one_look(forward.train), _FIT_NEEDS, _FIT_MAY_HAVE),
-    "alibi": Family(one_look(alibi.train), _FIT_NEEDS, _FIT_MAY_HAVE),
+    **{key: Family(responses(key), _FIT_NEEDS, _FIT_MAY_HAVE) for key in ("rr", "debiased", "forward", "alibi")},
     "lp_mst": Family(
         stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}
     ),

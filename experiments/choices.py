@@ -36,11 +36,16 @@ CASES = {
     "cifar100": ("images", 50_000, 100, 3072),
     "cinic10": ("images", 90_000, 10, 3072),
     "cifar10 embeddings": ("embeddings", 50_000, 10, 512),
+    "cifar10 byol embeddings": ("embeddings", 50_000, 10, 512),
     "cifar100 embeddings": ("embeddings", 50_000, 100, 512),
     "cinic10 embeddings": ("embeddings", 90_000, 10, 512),
     "adult": ("table", 32_561, 2, 108),
 }
-ALIASES = {"cifar10 small cnn": "cifar10", "cifar10 simclr features": "cifar10 embeddings"}
+ALIASES = {
+    "cifar10 small cnn": "cifar10",
+    "cifar10 simclr features": "cifar10 embeddings",
+    "cifar10 byol features": "cifar10 byol embeddings",
+}
 # Settings that name features learnt beforehand make a data set of embeddings out of one of images.
 _LEARNT = re.compile(r"simclr|byol|dino|encoder")
 # What a method's name (else its recipe in the settings) says it is; the first that matches.

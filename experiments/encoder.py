@@ -1,6 +1,8 @@
 """Train an encoder on a data set's public images, measure it, and keep it with its settings, log and hash.
 
     python -m experiments.encoder cifar10 --method simclr --epochs 400 --out experiments/artifacts/simclr_cifar10
+    python -m experiments.encoder cifar10 --method byol --epochs 850 --batch-size 512 --optimizer lars --rate 1.0 \\
+        --weight-decay 1e-5 --asymmetric --hidden 4096 --compiled --out experiments/artifacts/byol_cifar10
 
 Writes OUT.safetensors (half precision) and OUT.json: settings, seconds and loss of every epoch, SHA-256 of the file,
 and the linear probe, an accuracy of ridge regression on the open training labels. The probe is *not private*: it says
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,19 @@ from torch import Tensor, nn
 
 from experiments.run import checked_device, commit
 from labeldp.data import benchmarks
+from labeldp.features.augment import byol_views
 from labeldp.features.contrastive import byol, simclr
 from labeldp.features.encoders import Encoder, load_encoder, save_encoder
-from labeldp.features.extract import extract
-from labeldp.learning.train import PausedError, Progress, sgd
-from labeldp.learning.tuning import gram_of
+from labeldp.features.extract import extract, gram_of
+from labeldp.learning.optimisers import MakeOptimizer, lars, sgd
+from labeldp.learning.progress import Progress
+from labeldp.learning.train import PausedError
 from labeldp.models.zoo import resnet18_v2
 
-METHODS = {"simclr": simclr, "byol": byol}
+METHODS: dict[str, Callable[..., Encoder]] = {"simclr": simclr, "byol": byol}
+OPTIMIZERS: dict[str, Callable[..., MakeOptimizer]] = {"sgd": sgd, "lars": lars}
+# Settings of BYOL alone, kept with the others where they are given.
+BYOL = {"decay": float, "hidden": int, "outputs": int, "predictor_hidden": int}
 # The ridge of the probe, as a share of the features' mean squared length: far from where it would matter.
 _RIDGE = 1e-3
 
@@ -45,18 +53,27 @@ def train(images: Tensor, settings: dict[str, Any], out: Path, minutes: float | 
     kept = out.with_suffix(".log.json")
     log: list[Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
 
+    before = 0.0
+
     def report(progress: Progress) -> None:
+        nonlocal before
+        assert progress.epoch is not None
+        assert progress.loss is not None
         del log[progress.epoch - 1 :]  # epochs after the last checkpoint are trained again
-        log.append({"epoch": progress.epoch, "loss": round(progress.loss, 4), "seconds": round(progress.seconds, 3)})
+        took, before = progress.seconds - before, progress.seconds
+        log.append({"epoch": progress.epoch, "loss": round(progress.loss, 4), "seconds": round(took, 3)})
         kept.write_text(json.dumps(log), encoding="utf-8")
         if progress.epoch % 10 == 0:
-            print(f"epoch {progress.epoch} of {settings['epochs']}: loss {progress.loss:.4f}, "
-                  f"{progress.seconds:.2f} s", flush=True)  # fmt: skip
+            print(f"{progress.detail}, {took:.2f} s", flush=True)
 
+    more = {name: settings[name] for name in BYOL if name in settings}
+    if settings.get("asymmetric"):
+        more["view"] = byol_views()
     encoder = METHODS[settings["method"]](
         body, images, epochs=settings["epochs"], seed=settings["seed"], compiled=settings["compiled"],
-        batch_size=settings["batch_size"], optimizer=sgd(settings["rate"], weight_decay=settings["weight_decay"]),
-        checkpoint=out.with_suffix(".checkpoint"), seconds=None if minutes is None else 60 * minutes, report=report,
+        batch_size=settings["batch_size"], checkpoint=out.with_suffix(".checkpoint"),
+        optimizer=OPTIMIZERS[settings.get("optimizer", "sgd")](settings["rate"], weight_decay=settings["weight_decay"]),
+        seconds=None if minutes is None else 60 * minutes, report=report, **more,
     )  # fmt: skip
     return encoder, log
 
@@ -81,10 +98,14 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="simclr")
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--rate", type=float, default=0.6, help="peak rate of SGD")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, help="default: sgd")
+    parser.add_argument("--rate", type=float, default=0.6, help="peak rate of the optimiser")
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compiled", action="store_true", help="run the network through torch.compile")
+    parser.add_argument("--asymmetric", action="store_true", default=None, help="byol: solarise one side of a pair")
+    for name, kind in BYOL.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"byol: {name}")
     parser.add_argument("--minutes", type=float, help="stop after this long; the same command goes on")
     parser.add_argument("--device", help="default: cuda where there is one")
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
@@ -92,6 +113,11 @@ def main() -> None:
     device = checked_device(chosen.device)
     names = ("dataset", "method", "epochs", "batch_size", "rate", "weight_decay", "seed", "compiled")
     settings = {name: getattr(chosen, name) for name in names}
+    # Only where they are given, so that records of settings stay comparable.
+    given = {name: getattr(chosen, name) for name in ("optimizer", "asymmetric", *BYOL)}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    if chosen.method != "byol" and (odd := {"asymmetric", *BYOL} & settings.keys()):
+        parser.error(f"{', '.join(sorted(odd))}: for --method byol only")
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     found = benchmarks.load(chosen.dataset)
     images = torch.from_numpy(found.train).to(device)

@@ -11,7 +11,7 @@ from torch import nn
 from experiments import semi
 from labeldp.learning.evidence import Labels, from_classes
 from labeldp.learning.teachers import one_shot_teachers, ridge_teachers
-from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, pate_fm
+from labeldp.recipes import aug_descent, denoise_ssl, pate, per_row
 
 if TYPE_CHECKING:
     from experiments.adapters import Training
@@ -24,7 +24,7 @@ MAY_HAVE = frozenset({"heads", "ridge", "agreement", "noise_ratio", "at_once"})
 
 def votes_and_fixmatch(job: Training) -> nn.Module:
     """Pipeline 3: the student of the answers is the model."""
-    return pate_fm.train(
+    return pate.train(
         job.model, job.inputs, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], fit=semi.learner_of(job),
         teachers=_teachers(job), ballot=_ballot(job),
     )  # fmt: skip
@@ -37,7 +37,7 @@ def votes_and_two_networks(job: Training) -> nn.Module:
 
 def votes_and_fixmatch_again(job: Training) -> nn.Module:
     """Pipeline 2 with LDP-SSL: FixMatch once more, every row with the student's label."""
-    return ldp_ssl.learn(job.model, job.inputs, _labelled(job), fit=semi.learner_of(job))
+    return per_row.learn(job.model, job.inputs, _labelled(job), fit=semi.learner_of(job))
 
 
 def votes_and_kept_labels(job: Training) -> nn.Module:
@@ -54,10 +54,10 @@ def _labelled(job: Training) -> Labels:
     if unread:
         raise ValueError(f"student has settings that FixMatch does not read: {sorted(unread)}")
     first = replace(job, model=copy.deepcopy(job.model), settings={**job.settings, **job.settings["student"]})
-    return from_classes(pate_fm.relabel(votes_and_fixmatch(first), job.inputs), job.vault.num_classes)
+    return from_classes(pate.relabel(votes_and_fixmatch(first), job.inputs), job.vault.num_classes)
 
 
-def _teachers(job: Training) -> pate_fm.Teachers:
+def _teachers(job: Training) -> pate.Teachers:
     settings, features = job.settings, semi.public_of(job).features
     name = settings.get("heads", "one look")
     if name not in TEACHERS:
@@ -66,9 +66,10 @@ def _teachers(job: Training) -> pate_fm.Teachers:
     return lambda rows: TEACHERS[name](features, features[rows], job.vault.num_classes, **ridge)
 
 
-def _ballot(job: Training) -> pate_fm.Ballot:
+def _ballot(job: Training) -> pate.Ballot:
     settings = job.settings
-    named: dict[str, Any] = {name: settings[name] for name in ("teachers", "queries", "answers")}
-    others = {"agreement": "threshold", "noise_ratio": "ratio", "at_once": "at_once"}
+    # The settings' names are those of the result lines.
+    named: dict[str, Any] = {name: settings[name] for name in ("teachers", "queries")}
+    others = {"answers": "responses", "agreement": "threshold", "noise_ratio": "ratio", "at_once": "at_once"}
     named |= {field: settings[name] for name, field in others.items() if name in settings}
-    return pate_fm.Ballot(**named, seed=job.seed)
+    return pate.Ballot(**named, seed=job.seed)

@@ -16,13 +16,15 @@ from torch import Generator, Tensor, nn
 from labeldp.core.vault import LabelVault
 from labeldp.learning.evidence import evidence, forward_loss, posterior
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.train import adam, constant, fit, predict
+from labeldp.learning.optimisers import adam, constant
+from labeldp.learning.train import fit, predict
 from labeldp.learning.tuning import Stage, tune
 from labeldp.mechanisms.responses import TopKResponse
 from labeldp.recipes import one_shot
+from labeldp.recipes.common import split_budget
 from labeldp.recipes.denoise_ssl import Classes
-from labeldp.recipes.one_shot_prior import informative_sets, split_budget
-from labeldp.recipes.students import on_probabilities
+from labeldp.recipes.distil import on_probabilities
+from labeldp.recipes.one_shot_prior import informative_sets
 
 # Of the learner: its width, its batches, and the noise on standardised features that stands in for views of images.
 _WIDTH, _BATCH, _NOISE = 1024, 512, 0.3
@@ -42,7 +44,7 @@ def posteriors(
     labels = torch.as_tensor(truth, device=features.device)
 
     def measure(epsilon: float, repeat: int) -> dict[str, float]:
-        first, second = split_budget(epsilon, delta, share)
+        first, second = split_budget(epsilon, delta, (share, 1 - share), last_pure=True)
         vault = LabelVault(truth, num_classes)
         plan = functools.partial(tune, stage=stage(), seed=repeat)
         shot = one_shot.train(features, vault, epsilon=first, delta=delta, tune=plan)

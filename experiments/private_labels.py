@@ -35,7 +35,7 @@ from labeldp.learning.teachers import ridge_teachers
 from labeldp.learning.tuning import Stage, tune
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.teachers import Rows, Teach
-from labeldp.recipes import one_shot, pate_fm
+from labeldp.recipes import one_shot, pate
 from labeldp.recipes.denoise_ssl import Classes
 
 Line = dict[str, float]
@@ -62,7 +62,7 @@ def votes(
     truth: Classes,
     num_classes: int,
     teachers: Callable[[Tensor], Teach],
-    ballot: Callable[[int], pate_fm.Ballot],
+    ballot: Callable[[int], pate.Ballot],
     delta: float,
 ) -> Measure:
     """Answers of teachers on features.
@@ -79,7 +79,7 @@ def votes(
         seen = np.zeros((settings.teachers, settings.queries), dtype=np.int16)
         taught = functools.partial(_watched, teachers, features, seen)
         begun = time.perf_counter()
-        found = pate_fm.label(taught, vault, epsilon=epsilon, delta=delta, ballot=settings)
+        found = pate.label(taught, vault, epsilon=epsilon, delta=delta, ballot=settings)
         seconds = time.perf_counter() - begun
         plurality = np.stack([(seen == number).sum(axis=0) for number in range(num_classes)]).argmax(axis=0)
         return {
@@ -104,7 +104,7 @@ def _watched(teachers: Callable[[Tensor], Teach], features: Tensor, seen: np.nda
     return watched
 
 
-def _student(features: Tensor, found: pate_fm.TeacherLabels, num_classes: int) -> Classes:
+def _student(features: Tensor, found: pate.TeacherLabels, num_classes: int) -> Classes:
     """Least squares on the answered rows, as one more teacher: the class of every row, (n,)."""
     learn = ridge_teachers(features, features, num_classes, ridge=_STUDENT_RIDGE)
     return learn(np.zeros(1, dtype=np.int64), found.rows[None], found.classes[None])[0]
@@ -137,7 +137,7 @@ def _measures(given: argparse.Namespace) -> Iterator[tuple[str, Measure]]:
     features, truth, num_classes = measured_on(given)
     ridge = {} if given.ridge is None else {"ridge": given.ridge}
     ballot = functools.partial(
-        pate_fm.Ballot, given.teachers, given.queries, given.responses if given.agreement else given.queries,
+        pate.Ballot, given.teachers, given.queries, given.responses if given.agreement else given.queries,
         given.agreement or None, at_once=given.at_once,
     )  # fmt: skip
     known: dict[str, Callable[[], Measure]] = {

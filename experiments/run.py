@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import subprocess
 import time
@@ -27,7 +28,7 @@ from experiments.sweep import News, Tell, sweep
 from labeldp.core.certificate import Certificate
 from labeldp.core.vault import LabelVault
 from labeldp.data import benchmarks, synthetic
-from labeldp.learning.train import Progress
+from labeldp.learning.progress import Progress
 
 # As PyTorch found them; trainings side by side share them.
 _THREADS = torch.get_num_threads()
@@ -79,7 +80,7 @@ def _reporter(run: Run, tell: Tell) -> Callable[[Progress], None]:
     def report(progress: Progress) -> None:
         nonlocal done
         done += 1
-        tell(News(run, epoch=done, loss=progress.loss))
+        tell(News(run, epoch=done, loss=math.nan if progress.loss is None else progress.loss))
 
     return report
 

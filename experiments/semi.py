@@ -20,11 +20,13 @@ from labeldp.features.encoders import OverCrops, begin_as, probe, probed
 from labeldp.learning import evidence
 from labeldp.learning.dividemix import co_refine
 from labeldp.learning.evidence import Labels
-from labeldp.learning.fixmatch import fixmatch, seven_sixteenths, weights_sgd
+from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.train import fit, one_cycle, piecewise, predict, sgd
+from labeldp.learning.optimisers import one_cycle, piecewise, seven_sixteenths, sgd, weights_sgd
+from labeldp.learning.train import fit, predict
 from labeldp.learning.tuning import tune
-from labeldp.recipes import aug_descent, denoise_ssl, ldp_ssl, lp_mst, one_shot, one_shot_prior
+from labeldp.recipes import aug_descent, denoise_ssl, distil, lp_mst, one_shot, one_shot_prior, per_row
+from labeldp.recipes.common import split_budget
 
 if TYPE_CHECKING:
     from experiments.adapters import Training
@@ -52,7 +54,7 @@ REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", 
 def answers_and_fixmatch(job: Training) -> nn.Module:
     """LDP-SSL: randomized response, then FixMatch on the answers' word or on their likelihood."""
     objective = named("objective", job.settings.get("objective", "answers"), OBJECTIVES)
-    return ldp_ssl.train(
+    return per_row.ldp_ssl(
         job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=learner_of(job), objective=objective
     )
 
@@ -86,7 +88,7 @@ def head_and_fixmatch(job: Training) -> nn.Module:
     shot = _shot(job, public)
     if student is not None and "start" in settings:
         begin_as(job.model, job.inputs, shot.logits(public.features))
-    return ldp_ssl.train_after(
+    return distil.train_on_most_confident(
         shot, public.features, job.model, job.inputs, per_class=settings["per_class"], fit=learner_of(job),
         student=student,
     )  # fmt: skip
@@ -99,7 +101,7 @@ def studied_head_and_answers(job: Training) -> nn.Module:
     learner, student = learner_of(replace(job, settings={**settings, **own})), student_of(job)
 
     def study(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
-        return ldp_ssl.train_after(
+        return distil.train_on_most_confident(
             shot, public.features, model, inputs, per_class=own["per_class"], fit=learner, student=student
         )
 
@@ -108,13 +110,13 @@ def studied_head_and_answers(job: Training) -> nn.Module:
         "believe": _mirrored if settings.get("mirrored", False) else predict,
     }  # fmt: skip
     if job.kept is None:
-        return look_and_ask(job, public, _plainly(job, settings), study=study, **ask)
+        return look_and_ask(job, public, _plainly(job, settings), distil=study, **ask)
     with kept_studies.study(job.kept, _of_study(job), job.notes) as kept:
 
         def once(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
             return kept.once(model, lambda: study(model, inputs, shot))
 
-        return look_and_ask(job, public, _unkept(_plainly(job, settings)), study=once, folder=kept.folder, **ask)
+        return look_and_ask(job, public, _unkept(_plainly(job, settings)), distil=once, folder=kept.folder, **ask)
 
 
 def _of_study(job: Training) -> Any:
@@ -194,7 +196,8 @@ def _split(job: Training) -> one_shot_prior.Split | None:
         return one_shot_prior.Split(settings["first"], job.epsilon - settings["first"], math.nan)
     if "share" not in settings:
         return None
-    first, second = one_shot_prior.split_budget(job.epsilon, settings["delta"], settings["share"])
+    shares = settings["share"], 1 - settings["share"]
+    first, second = split_budget(job.epsilon, settings["delta"], shares, last_pure=True)
     return one_shot_prior.Split(first, second, math.nan)
 
 

@@ -1,4 +1,4 @@
-"""All that crosses from `private` to `learning`: answers, and the public law by which they were drawn.
+"""All that crosses from `mechanisms` to `learning`: responses, and the public channel by which they were drawn.
 
 A release holds no true label. It may be printed, pickled, sent and stored.
 """
@@ -22,10 +22,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Channel(Protocol):
-    """The public half of a per-row randomizer: how likely each answer is under each label.
+    """The public half of a per-row randomizer: how likely each response is under each label.
 
-    A row's answer is a tuple of integer coordinates, independent given the label (one coordinate for
-    randomized response, one per class for vector answers). Answers are stored as (n,) or (n, coordinates).
+    A row's response is a tuple of integer coordinates, independent given the label (one coordinate for
+    randomized response, one per class for vector responses). Responses are stored as (n,) or (n, coordinates).
     """
 
     @property
@@ -35,7 +35,7 @@ class Channel(Protocol):
 
     @property
     def epsilon(self) -> float:
-        """Largest log-ratio of two probabilities of one answer."""
+        """Largest log-ratio of two probabilities of one response."""
         ...
 
     def probabilities(self, label: int, row: int = 0) -> FloatArray:
@@ -43,7 +43,7 @@ class Channel(Protocol):
         ...
 
     def log_likelihood(self, responses: IntArray) -> FloatArray:
-        """log P(answer | class), (n, classes)."""
+        """log P(response | class), (n, classes)."""
         ...
 
     def unbiased(self, responses: IntArray) -> FloatArray:
@@ -51,11 +51,11 @@ class Channel(Protocol):
         ...
 
     def informative(self, num_rows: int) -> BoolArray:
-        """Which rows' answers say anything at all about the label, (n,)."""
+        """Which rows' responses say anything at all about the label, (n,)."""
         ...
 
     def take(self, rows: IntArray) -> Channel:
-        """The law of these rows, in this order."""
+        """The channel of these rows, in this order."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
@@ -65,7 +65,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """One private answer per row, with the law it was drawn from.
+    """One private response per row, with the channel it was drawn from.
 
     Everything a learner may do with private labels is evidence × prior, and the evidence is
     `log_likelihood`: posterior ∝ prior · exp(log_likelihood). For an ε-private randomizer no row of it
@@ -87,13 +87,13 @@ class NoisyLabels:
         return self.channel.num_classes
 
     def take(self, rows: npt.ArrayLike) -> NoisyLabels:
-        """The answers of these rows (indices or a mask), in this order."""
+        """The responses of these rows (indices or a mask), in this order."""
         chosen = np.asarray(rows)
         index = np.arange(len(self))[chosen if chosen.size else chosen.astype(np.intp)]
         return NoisyLabels(self.channel.take(index), self.responses[index])
 
     def log_likelihood(self) -> FloatArray:
-        """log P(answer | class) of every row, (n, K)."""
+        """log P(response | class) of every row, (n, K)."""
         return self.channel.log_likelihood(self.responses)
 
     def unbiased(self) -> FloatArray:
@@ -101,7 +101,7 @@ class NoisyLabels:
         return self.channel.unbiased(self.responses)
 
     def informative(self) -> BoolArray:
-        """Rows whose answer depends on the label at all, (n,)."""
+        """Rows whose response depends on the label at all, (n,)."""
         return self.channel.informative(len(self))
 
     def hard(self) -> npt.NDArray[np.int64]:
@@ -111,14 +111,14 @@ class NoisyLabels:
         return self.log_likelihood().argmax(axis=1)
 
     def posterior(self, prior: npt.ArrayLike | None = None) -> FloatArray:
-        """P(class | answer), (n, K), for a prior of shape (K,) or (n, K); uniform when none is given.
+        """P(class | response), (n, K), for a prior of shape (K,) or (n, K); uniform when none is given.
 
         The prior must not depend on the row's own label except through earlier releases.
         """
         log_post = self.log_likelihood()
         if prior is not None:
             log_post = log_post + _log_prior(prior, len(self), self.num_classes)
-        # Where answer and prior exclude every class between them, the prior was wrong: go by the answer alone.
+        # Where response and prior exclude every class between them, the prior was wrong: go by the response alone.
         impossible = np.isneginf(log_post).all(axis=1)
         log_post[impossible] = self.log_likelihood()[impossible]
         weights = np.exp(log_post - log_post.max(axis=1, keepdims=True, initial=-np.inf))

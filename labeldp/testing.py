@@ -1,8 +1,8 @@
 """The contract of a mechanism, runnable by anyone's own mechanism.
 
-`check_randomizer` is for per-row randomizers, which state their law: it compares the law with the declared
-epsilon exactly, and the sampler with the law statistically. `check_mechanism` is for everything else: it looks
-only at answers on two neighbouring label vectors and searches for a violation of the declared event.
+`check_randomizer` is for per-row randomizers, which state their channel: it compares the channel with the declared
+epsilon exactly, and the sampler with the channel statistically. `check_mechanism` is for everything else: it looks
+only at releases on two neighbouring label vectors and searches for a violation of the declared event.
 
 Both raise `ContractError` with a sentence, and both use a seeded stream, so a failure can be repeated.
 """
@@ -34,7 +34,7 @@ class ContractError(AssertionError):
 
 
 class Randomizer(Mechanism[NoisyLabels], Channel, Protocol):
-    """A per-row mechanism together with its stated law."""
+    """A per-row mechanism together with its stated channel."""
 
 
 def check_randomizer(
@@ -42,10 +42,10 @@ def check_randomizer(
 ) -> None:
     """Raise ContractError unless a per-row randomizer keeps its promise.
 
-    1. Exact: under its stated law, no answer is more than e^epsilon times likelier under one label than under
-       another; the law sums to one; `log_likelihood` agrees with it.
-    2. Statistical, `draws` draws per class looked at: answers follow the stated law.
-    3. Statistical: given its own label, a row's answer is independent of the other rows' labels and answers.
+    1. Exact: under its stated channel, no response is more than e^epsilon times likelier under one label than under
+       another; the channel sums to one; `log_likelihood` agrees with it.
+    2. Statistical, `draws` draws per class looked at: responses follow the stated channel.
+    3. Statistical: given its own label, a row's response is independent of the other rows' labels and responses.
 
     An honest randomizer fails by chance with probability at most `false_alarm` (Bonferroni over all tests).
     Row 0's parameters are used for every row when the randomizer has parameters per row.
@@ -74,9 +74,9 @@ def check_mechanism(
     false_alarm: float = 1e-6,
     seed: int = 0,
 ) -> None:
-    """Raise ContractError when answers on two neighbouring label vectors contradict the declared event.
+    """Raise ContractError when responses on two neighbouring label vectors contradict the declared event.
 
-    Half the draws choose where to look (a direction in the answers, thresholds); the other half tests
+    Half the draws choose where to look (a direction in the responses, thresholds); the other half tests
     P(S) ≤ e^ε′ Q(S) + δ(ε′) on the sets S so chosen, for a range of ε′, both ways round. An honest mechanism
     fails by chance with probability at most `false_alarm`. A pass proves nothing: it found no violation.
     """
@@ -88,7 +88,7 @@ def check_mechanism(
     _search_violation(here, there, draws // 2, mechanism.event(), false_alarm)
 
 
-# --- the stated law ---------------------------------------------------------------------------------------
+# --- the stated channel ---------------------------------------------------------------------------------------
 
 
 def _some_classes(num_classes: int) -> list[int]:
@@ -98,7 +98,9 @@ def _some_classes(num_classes: int) -> list[int]:
 def _check_channel(tables: dict[int, FloatArray]) -> None:
     for label, table in tables.items():
         if (table < 0).any() or not np.allclose(table.sum(axis=1), 1, atol=_ROUNDING):
-            raise ContractError(f"the stated law under class {label} is not a probability: it sums to {table.sum(1)}")
+            raise ContractError(
+                f"the stated channel under class {label} is not a probability: it sums to {table.sum(1)}"
+            )
 
 
 def _check_ratio(tables: dict[int, FloatArray], event: Event) -> None:
@@ -106,11 +108,11 @@ def _check_ratio(tables: dict[int, FloatArray], event: Event) -> None:
         raise ContractError(f"a per-row randomizer must declare PureDP, not {type(event).__name__}")
     worst = max((_log_ratio(p, q) for p in tables.values() for q in tables.values()), default=0.0)
     if worst > event.epsilon * (1 + _ROUNDING) + _ROUNDING:
-        raise ContractError(f"declared epsilon={event.epsilon:.9g}, but the stated law allows {worst:.9g}")
+        raise ContractError(f"declared epsilon={event.epsilon:.9g}, but the stated channel allows {worst:.9g}")
 
 
 def _log_ratio(p: FloatArray, q: FloatArray) -> float:
-    """Largest log-likelihood ratio of an answer: coordinates are independent, so the worst ones add up."""
+    """Largest log-likelihood ratio of a response: coordinates are independent, so the worst ones add up."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(p > 0, np.log(p) - np.log(q), -np.inf)
     return float(ratios.max(axis=1).sum())
@@ -124,7 +126,7 @@ def _check_fits(randomizer: Randomizer) -> None:
     raise ContractError("fits() accepts a vault with another number of classes; it must raise ValueError")
 
 
-# --- the sampler against the law ----------------------------------------------------------------------------
+# --- the sampler against the channel ----------------------------------------------------------------------------
 
 
 def _draw(randomizer: Randomizer, labels: LabelArray, rng: SecureRandom) -> IntArray:
@@ -132,7 +134,7 @@ def _draw(randomizer: Randomizer, labels: LabelArray, rng: SecureRandom) -> IntA
     labels.setflags(write=False)
     released = repeated.sample(labels, rng)  # type: ignore[attr-defined]
     if len(released.responses) != len(labels):
-        raise ContractError(f"{len(labels)} labels gave {len(released.responses)} answers")
+        raise ContractError(f"{len(labels)} labels gave {len(released.responses)} responses")
     return released.responses.reshape(len(labels), -1)
 
 
@@ -159,11 +161,11 @@ def _check_likelihood(randomizer: Randomizer, tables: dict[int, FloatArray], res
         with np.errstate(divide="ignore"):
             expected = np.log(table[np.arange(width), responses]).sum(axis=1)
         if not np.allclose(stated[:, label], expected, rtol=1e-7, atol=1e-7):
-            raise ContractError(f"log_likelihood disagrees with the stated law under class {label}")
+            raise ContractError(f"log_likelihood disagrees with the stated channel under class {label}")
 
 
 def _goodness_of_fit(responses: IntArray, table: FloatArray) -> Iterator[float]:
-    """Chi-square p-values, coordinates with the same law taken together, and every end of the scale apart."""
+    """Chi-square p-values, coordinates with the same channel taken together, and every end of the scale apart."""
     channels, group = np.unique(table, axis=0, return_inverse=True)
     for g, channel in enumerate(channels):
         counts = np.bincount(responses[:, group.ravel() == g].ravel(), minlength=len(channel))
@@ -231,7 +233,7 @@ def _mixed_set(
 
 
 def _categories(responses: IntArray, tables: list[FloatArray], pair: tuple[int, int]) -> tuple[IntArray, FloatArray]:
-    """At most three kinds of answer, and their law under each of the two classes, (2, kinds)."""
+    """At most three kinds of response, and their channel under each of the two classes, (2, kinds)."""
     if tables[0].shape[0] == 1:
         kind = np.where(responses[:, 0] == pair[0], 0, np.where(responses[:, 0] == pair[1], 1, 2))
         channel = np.stack([[t[0, pair[0]], t[0, pair[1]], 1 - t[0, pair[0]] - t[0, pair[1]]] for t in tables])
@@ -247,7 +249,7 @@ def _pairs(values: IntArray, lag: int) -> tuple[IntArray, IntArray]:
 
 
 def _pair_p_value(sets: list[tuple[Any, Any]], channel: FloatArray) -> float:
-    """Chi-square of (kind, kind of the other row) against the product of the laws, given both labels."""
+    """Chi-square of (kind, kind of the other row) against the product of the channels, given both labels."""
     kinds = channel.shape[1]
     counts = np.zeros((2, 2, kinds, kinds))
     for (y, other_y), (a, other_a) in sets:
@@ -257,7 +259,7 @@ def _pair_p_value(sets: list[tuple[Any, Any]], channel: FloatArray) -> float:
 
 
 def _balance_p_values(sets: list[tuple[IntArray, IntArray]], channel: FloatArray) -> Iterator[float]:
-    """Answers given the own label must not depend on the data set's balance nor on its first row."""
+    """Responses given the own label must not depend on the data set's balance nor on its first row."""
     kinds = channel.shape[1]
     for of in (lambda own: int(own.mean() * 2.999), lambda own: int(own[0]) if len(own) else 0):
         counts = np.zeros((3, 2, kinds))
@@ -279,7 +281,7 @@ def _judge(p_values: list[float], false_alarm: float) -> None:
     worst = min(p_values, default=1.0)
     if worst * len(p_values) < false_alarm:
         raise ContractError(
-            f"the sampler does not follow the stated law row by row: p = {worst:.2g} in one of {len(p_values)} "
+            f"the sampler does not follow the stated channel row by row: p = {worst:.2g} in one of {len(p_values)} "
             f"tests (false alarms at most {false_alarm:g})"
         )
 
@@ -320,7 +322,7 @@ def _flat(response: Any) -> FloatArray:
 
 
 def _project(samples: list[FloatArray], first: int) -> list[FloatArray]:
-    """Answers along the direction in which the first halves differ most."""
+    """Responses along the direction in which the first halves differ most."""
     direction = samples[0][:first].mean(axis=0) - samples[1][:first].mean(axis=0)
     return [sample @ direction for sample in samples]
 

@@ -127,7 +127,7 @@ class HalfTheNoise(GroupCounts):
         return DiscreteGaussian(self.noise.std, (1, 0))
 
 
-@pytest.mark.parametrize("noise", [LaplaceNoise(4.0), GaussianNoise(0.6)])
+@pytest.mark.parametrize("noise", [LaplaceNoise(4.0), pytest.param(GaussianNoise(0.6), marks=pytest.mark.slow)])
 def test_counts_that_claim_sensitivity_one_are_caught(noise):
     with pytest.raises(ContractError, match="neighbour"):
         check_mechanism(HalfTheNoise(GROUPS, 2, 3, noise), OURS, THEIRS, 3, draws=6000)

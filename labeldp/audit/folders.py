@@ -6,14 +6,12 @@ a true label: the result may be shown to anyone, and costs no privacy. What is a
 settings, its features, this version, this machine) and not the numbers in the folder, which had other labels: of those
 only an observational audit can speak, which needs true labels and a proxy (`labeldp.audit.training`).
 
-Guesses are made from answers and moments that left the vault, not from the model alone; see `labeldp.audit.training`.
+Guesses are made from responses and moments that left the vault, not from the model alone; see `labeldp.audit.training`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from labeldp.atomic import replacing
 from labeldp.audit.result import AuditResult, Claim, coins_of
 from labeldp.audit.training import WitnessValues, WitnessVault, audit_training, by_moments, by_responses
 from labeldp.core.ledger import Budget, worst_epsilon
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 AUDIT = "audit.json"
-# One run proves little at a larger δ (see docs/audit.md); the ledger's looks hold at every δ.
+# One run proves little at a larger δ (see docs/audit.md); the ledger's queries hold at every δ.
 _DELTA = 1e-7
 _SLACK = 1e-6
 
@@ -63,7 +62,7 @@ class FolderAudit:
         """What follows, in words, and what it rests on."""
         claim = f"epsilon {at_most(self.epsilon)}" + (f" at delta {at_most(self.delta, 3)}" if self.delta else "")
         same = (
-            f" The folder claims {claim}; the same looks cost {at_most(self.result.epsilon)} at delta "
+            f" The folder claims {claim}; the same queries cost {at_most(self.result.epsilon)} at delta "
             f"{at_most(self.result.delta, 3)}, which is what one run can be held against."
             if self.result.delta != self.delta
             else ""
@@ -124,15 +123,10 @@ def audit_folder(
 
 
 def keep_audit(found: FolderAudit, folder: Path) -> Path:
-    """Write the result into the folder, whole or not at all, where `labeldp report` looks for it; an older one goes."""
-    target = folder / AUDIT
-    draft = folder / f".{AUDIT}.{secrets.token_hex(6)}.part"
-    try:
+    """Write the result into the folder, whole or not at all, where `labeldp report` finds it; an older one goes."""
+    with replacing(folder / AUDIT) as draft:
         draft.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return target
+    return folder / AUDIT
 
 
 def _claim(certificate: Certificate) -> Claim:
@@ -176,18 +170,18 @@ class _Again:
         predictor = self._trained(vault)
         self._check_price(vault)
         ends = [0, -1] if self._numbers is not None else list(range(len(self._model.classes)))
-        told = {
+        scores = {
             "the model's preference": self._scores(predictor),
-            "the answers' likelihood": by_responses(vault.seen, len(labels), ends),
+            "the responses' likelihood": by_responses(vault.seen, len(labels), ends),
             "the moment, unmixed": by_moments(vault.seen, ends, self._known(labels), self._canary),
         }
-        return {name: scores for name, scores in told.items() if scores is not None}, self._claim
+        return {name: table for name, table in scores.items() if table is not None}, self._claim
 
     def _known(self, labels: npt.NDArray[np.int64]) -> FloatArray:
         """What made-up labels add to each class of a moment: one, or for a number its shares of the two ends."""
         if self._numbers is None:
             return np.eye(len(self._model.classes))[labels]
-        from labeldp.estimator.regressor import scaled
+        from labeldp.data.door import scaled
 
         place = np.clip(scaled(self._numbers, self._model.estimator.bounds), -1, 1)
         return np.stack([np.maximum(-place, 0), np.maximum(place, 0)], axis=1)
@@ -197,7 +191,7 @@ class _Again:
         settings: dict[str, Any] = {"budget": Budget(story.epsilon, story.delta), "rng": self._noise()}
         if self._numbers is None:
             return WitnessVault(labels, len(self._model.classes), **settings)
-        from labeldp.estimator.regressor import grid_of, scaled
+        from labeldp.data.door import grid_of, scaled
 
         low, high = bounds = self._model.estimator.bounds
         numbers = np.where(self._canary, np.where(labels == 1, high, low), self._numbers)
@@ -206,8 +200,9 @@ class _Again:
     def _trained(self, vault: Any) -> Any:
         import torch
 
-        from labeldp.estimator import regressor
-        from labeldp.estimator.methods import METHODS, Job, public_seed
+        from labeldp.estimator.predictors import predictor_of
+        from labeldp.recipes.catalogue import BY_KEY
+        from labeldp.recipes.job import Job, public_seed, run
         from labeldp.results.training import Network
 
         story, seed = self._result.story, int(self._run.get("seed", 0))
@@ -220,7 +215,8 @@ class _Again:
         public = self._model.estimator._seed()
         job = Job(self._seen, self._shown, vault, story.epsilon, story.delta, net, {}, public)
         with public_seed(public):
-            return (METHODS if self._numbers is None else regressor._METHODS)[story.method](job)
+            task = "classes" if self._numbers is None else "numbers"
+            return predictor_of(run(BY_KEY[story.method], job, task), net is not None)
 
     @property
     def _run(self) -> Mapping[str, Any]:
@@ -236,9 +232,9 @@ class _Again:
             )
 
     def _scores(self, predictor: Any) -> FloatArray:
-        from labeldp.estimator.methods import trains_net
+        from labeldp.recipes.catalogue import BY_KEY
 
-        head = not trains_net(self._result.story.method)
+        head = not BY_KEY[self._result.story.method].network
         logits = predictor.logits(self._seen if head else self._shown).double().cpu().numpy()
         if self._numbers is None or head:
             return logits
@@ -247,7 +243,8 @@ class _Again:
 
 def _features(result: Result, model: Model, table: Path | str | None, delimiter: str | None) -> Any:
     """The rows that the folder was trained on, without their labels."""
-    from labeldp.data.door import NAMES, named_source
+    from labeldp.data.columns import read_like
+    from labeldp.data.door import NAMES, read
     from labeldp.data.files import adult_path
     from labeldp.data.request import TableError
 
@@ -256,25 +253,17 @@ def _features(result: Result, model: Model, table: Path | str | None, delimiter:
     name = given if given in NAMES and not Path(given).exists() else None
     if model.columns is None:
         if name is None or name == "adult":
-            raise TableError(f"the folder was trained on pictures, and {given!r} has none; name a data set by --table")
-        found: Any = named_source(name).train.features
+            raise TableError(f"the folder was trained on images, and {given!r} has none; name a data set by --table")
+        found: Any = read(name).features
     else:
         path = adult_path() if name == "adult" else Path(given)
         if not path.is_file():
             raise TableError(f"the table that the folder was trained on, {given!r}, is not here; give it with --table")
-        found = _columns(path, model, delimiter or (run.get("delimiter") if table is None else None))
+        delimiter = delimiter or (run.get("delimiter") if table is None else None)
+        found, _ = read_like(path, model.columns, "\t" if delimiter == r"\t" else delimiter)
     if len(found) != result.story.rows:
         raise TableError(
             f"{given} has {len(found)} rows and the folder was trained on {result.story.rows}; give the table it was "
             "trained on with --table"
         )
     return found
-
-
-def _columns(path: Path, model: Model, delimiter: str | None) -> Any:
-    from labeldp.data.door import column_names, conformed, read_public
-
-    delimiter = "\t" if delimiter == r"\t" else delimiter
-    texts = [column.name for column in model.columns or () if column.kind == "category"]
-    label = [model.label] if model.label in column_names(path, delimiter) else []
-    return conformed(read_public(path, label, delimiter, as_text=texts), model.columns or ())

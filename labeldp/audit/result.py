@@ -29,10 +29,10 @@ def coins_of(seed: int | None) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Claim:
-    """What was promised: (ε, δ) for one label, and the looks behind it where they are known.
+    """What was promised: (ε, δ) for one label, and the queries behind it where they are known.
 
     >>> Claim(1.0)
-    Claim(epsilon=1.0, delta=0.0, looks=())
+    Claim(epsilon=1.0, delta=0.0, queries=())
     """
 
     epsilon: float
@@ -45,7 +45,7 @@ class Claim:
 
     @classmethod
     def of(cls, certificate: Certificate) -> Claim:
-        """The claim of a certificate, with the looks of its worst row."""
+        """Return the claim of a certificate, with the queries of its worst row."""
         groups = [group for group in certificate.groups if group.rows]
         worst = max(groups, key=lambda group: worst_epsilon((group,), certificate.delta), default=None)
         return cls(certificate.epsilon, certificate.delta, () if worst is None else worst.queries)
@@ -134,7 +134,7 @@ class AuditResult:
     def verdict(self) -> str:
         """What follows, in words."""
         seen = f"{self.correct:,} of {self.guesses:,} guesses about {self.canaries:,} labels were right ({self.attack})"
-        found = f"with {_percent(self.confidence)} confidence epsilon is at least {_digits(self.bound)}"
+        found = f"with {100 * self.confidence:.10g}% confidence epsilon is at least {_digits(self.bound)}"
         given = f", given that {self.assumes}" if self.assumes else ""
         claimed = f"{_digits(self.epsilon)}" + (f" at delta {self.delta:.3g}" if self.delta else "")
         if not self.contradicts:
@@ -167,12 +167,8 @@ def judged(claim: Claim, attacks: Sequence[Attack], confidence: float, assumes: 
 
 
 def _digits(value: float) -> str:
-    """Rounded down, so that no bound is said to be larger than it is."""
+    """Round down, so that no bound is stated larger than it is."""
     if not 0 < value < math.inf:
         return f"{value:g}"
     scale = 10 ** (2 - math.floor(math.log10(value)))
     return f"{math.floor(value * scale + 1e-9) / scale:g}"
-
-
-def _percent(confidence: float) -> str:
-    return f"{100 * confidence:.10g}%"

@@ -6,11 +6,11 @@ s_i T_i ≤ −t; let a and b be the probabilities of the two, averaged over can
 two neighbours apart, so its probabilities obey a ≤ e^x b + δ(x) for every x ≥ 0, δ the curve of the ledger; and so do
 the averages. The counts of right and wrong are sums of independent indicators, more concentrated than binomials of the
 same means (Hoeffding 1956), so Clopper and Pearson's limits hold for a and b. If they break the inequality for one x,
-the claim is broken. A single (ε, δ) uses one point of the curve; for Gaussian looks all of it is known, and a halved
+the claim is broken. A single (ε, δ) uses one point of the curve; for Gaussian queries all of it is known, and a halved
 noise shows from some thousand canaries (Nasr et al. 2023 do this for one Gaussian).
 
-The bound in words of ε: find the largest λ for which the same looks with λ times less noise are still broken. Then ε is
-at least that of those looks.
+The bound in words of ε: find the largest λ for which the same queries with λ times less noise are still broken. Then ε
+is at least that of those queries.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Curve = list[tuple[float, float]]
 class Separate:
     """Right and wrong canaries among independent ones; see the module.
 
-    Of a claim without looks, one point of the curve is known: a ≤ e^ε b + δ.
+    Of a claim without queries, one point of the curve is known: a ≤ e^ε b + δ.
 
     >>> rng = np.random.default_rng(0)
     >>> coins = rng.choice([-1, 1], size=20_000)
@@ -71,7 +71,7 @@ class Separate:
         return 1.0 if missed == 0 else 10.0**missed
 
     def bound(self, claim: Claim, confidence: float) -> float:
-        """ε of the claim's looks with as much less noise as the guesses prove."""
+        """Return ε of the claim's queries with as much less noise as the guesses prove."""
         missed = 1 - confidence
         if not claim.queries:
             return largest_true(lambda epsilon: self._breaks([(epsilon, claim.delta)])(missed), LARGEST)
@@ -128,7 +128,7 @@ def _worth(signed: npt.NDArray[np.float64], at: float) -> float:
 
 
 def _scaled(queries: Queries, factor: float) -> Queries:
-    """The same looks with `factor` times less noise."""
+    """Return the same queries with `factor` times less noise."""
     return tuple(Query(_less_noise(query.event, factor), query.times) for query in queries)
 
 

@@ -1,16 +1,19 @@
-"""Auditing any training function by canaries: rows whose labels a coin decided.
+"""Audit any training function by canaries, rows whose labels a coin decided; or a model that exists already.
 
 One run is enough (Steinke, Nasr & Jagielski 2023): every canary is a guess of its own. The training is a function from
 labels to scores, how much the result speaks for each class of each row (the model's logits, say), and it says what it
-claims. Three attackers look at the scores.
+claims. Three attackers use the scores.
 
 - *The model's preference*: of the two candidates, the one with the higher score.
 - *A repeated run*: the training is run again with all canaries at their first candidate, and at their second; guess the
   one whose run this one repeats. Noise from a seed that is used again cancels, and nothing is left but the labels.
 - *Separate canaries* (only if the caller says that canaries do not touch each other): `labeldp.audit.separate`.
 
-A canary run has made-up labels in it: audit a rehearsal, never the model you will use. For that there is
-`labeldp.audit.training`.
+A canary run has made-up labels in it: audit a trial run, never the model you will use. For a model that exists there is
+`audit_observed`, which does not touch its training.
+
+The promise covers all that leaves a vault, so an attack may use all of it: a `WitnessVault` records what it releases,
+and `by_responses` and `by_moments` turn that into scores, which show more than a trained model does.
 """
 
 from __future__ import annotations
@@ -34,8 +37,12 @@ Labels = npt.NDArray[np.int64]
 # labels (n,) → scores (n, K), or several of them by name, and what the run claims to cost.
 Training = Callable[[Labels], tuple[npt.ArrayLike | Mapping[str, FloatArray], Claim]]
 _PREFERENCE = "the model's preference"
-# Which part of the canaries is guessed, the surest first; fixed in advance, as δ > 0 needs it to be.
+# Which part of the canaries is guessed, the most confident first; fixed in advance, as δ > 0 needs it to be.
 PARTS = (1.0, 0.5, 0.1)
+# A proxy that excludes a class would be certain about what nobody knows.
+_LEAST_CHANCE = 1e-4
+# The largest log-likelihood that a response needs; keeps differences finite.
+_CERTAIN = 1e3
 
 
 def audit_training(
@@ -49,7 +56,7 @@ def audit_training(
     confidence: float = 0.999,
     seed: int | None = None,
 ) -> AuditResult:
-    """A lower bound on ε of a training function, from one run on labels that are partly coins (and two replays).
+    """Return a lower bound on ε of a training function, from one run on labels that are partly coins (and two replays).
 
     Args:
         train: from labels to scores and claim. Called with made-up labels; must not remember earlier calls. Where
@@ -78,19 +85,19 @@ def audit_training(
     coins = chance.integers(2, size=len(rows))
 
     def run(chosen: Labels) -> tuple[dict[str, FloatArray], Claim]:
-        asked = given.copy()
-        asked[rows] = options[np.arange(len(rows)), chosen]
-        scores, claim = train(asked)
+        labelled = given.copy()
+        labelled[rows] = options[np.arange(len(rows)), chosen]
+        scores, claim = train(labelled)
         tables = scores if isinstance(scores, Mapping) else {_PREFERENCE: scores}
         shape = (len(given), num_classes)
         return {name: preference(table, rows, options, shape) for name, table in tables.items()}, claim
 
     found, claim = run(coins)
-    attacks = [one for name, told in found.items() for one in _attacks(name, coins, told, claim, separate)]
+    attacks = [one for name, preferred in found.items() for one in _attacks(name, coins, preferred, claim, separate)]
     if replay:
         first, second = (run(np.full_like(coins, side))[0] for side in (0, 1))
-        for name, told in found.items():
-            nearer = np.abs(told - first[name]) - np.abs(told - second[name])
+        for name, preferred in found.items():
+            nearer = np.abs(preferred - first[name]) - np.abs(preferred - second[name])
             again = "a repeated run" if name == _PREFERENCE else f"a repeated run, {name}"
             attacks += _attacks(again, coins, nearer, claim, separate)
     return judged(claim, attacks, confidence, "canaries do not touch each other" if separate else "")
@@ -107,9 +114,9 @@ def audit_runs(
     confidence: float = 0.999,
     seed: int | None = None,
 ) -> AuditResult:
-    """The same from many runs with one canary each: slower, and finds what a single row can tell.
+    """Return the same bound from many runs with one canary each: slower, and finds what a single row reveals.
 
-    An early stop that looks at one label, for example, shows here and hardly in one run with many canaries.
+    An early stop that uses one label, for example, shows here and hardly in one run with many canaries.
     """
     given, chance = np.array(labels, dtype=np.int64), coins_of(seed)
     coins, found = chance.integers(2, size=runs), np.empty(runs)
@@ -131,7 +138,7 @@ def audit_runs(
 def preference(
     scores: npt.ArrayLike, rows: npt.NDArray[np.intp], options: Labels, shape: tuple[int, int]
 ) -> FloatArray:
-    """How much more the scores speak for the second candidate than for the first, (m,)."""
+    """Return how much more the scores speak for the second candidate than for the first, (m,)."""
     table = np.asarray(scores, dtype=np.float64)
     if table.shape != shape or not np.isfinite(table).all():
         raise ValueError(f"train returned scores of shape {table.shape}; give finite numbers of shape {shape}")
@@ -139,12 +146,12 @@ def preference(
 
 
 def guesses_of(name: str, coins: Labels, found: FloatArray, parts: Sequence[float] = PARTS) -> list[Guesses]:
-    """Guess the coins from the signs, the surest part of them for every part."""
+    """Guess the coins from the signs, for every part the most confident ones."""
     right = (found > 0) == (coins == 1)
     order = np.argsort(-np.abs(found), kind="stable")
     counts = sorted({max(1, math.ceil(part * len(coins))) for part in parts}, reverse=True)
     return [
-        Guesses(f"{name}, the surest {count:,}", int(np.count_nonzero(right[order[:count]])), count, len(coins))
+        Guesses(f"{name}, the most confident {count:,}", int(np.count_nonzero(right[order[:count]])), count, len(coins))
         for count in counts
     ]
 
@@ -156,14 +163,14 @@ def _attacks(name: str, coins: Labels, found: FloatArray, claim: Claim, separate
     return attacks
 
 
-def _canaries(asked: int | npt.ArrayLike | None, num_rows: int, chance: np.random.Generator) -> npt.NDArray[np.intp]:
-    if asked is None:
+def _canaries(canaries: int | npt.ArrayLike | None, num_rows: int, chance: np.random.Generator) -> npt.NDArray[np.intp]:
+    if canaries is None:
         return np.arange(num_rows)
-    if isinstance(asked, int):
-        if not 1 <= asked <= num_rows:
-            raise ValueError(f"canaries={asked} of {num_rows} rows; give a number from 1 to that")
-        return np.sort(chance.choice(num_rows, size=asked, replace=False))
-    rows = np.asarray(asked, dtype=np.intp)
+    if isinstance(canaries, int):
+        if not 1 <= canaries <= num_rows:
+            raise ValueError(f"canaries={canaries} of {num_rows} rows; give a number from 1 to that")
+        return np.sort(chance.choice(num_rows, size=canaries, replace=False))
+    rows = np.asarray(canaries, dtype=np.intp)
     if rows.ndim != 1 or not rows.size or len(np.unique(rows)) < rows.size or rows.min() < 0 or rows.max() >= num_rows:
         raise ValueError(f"canaries is a list of {rows.size} rows; name each of 0 … {num_rows - 1} at most once")
     return rows
@@ -177,21 +184,6 @@ def _pairs(count: int, num_classes: int, chance: np.random.Generator) -> Labels:
     return np.stack([first, (first + chance.integers(1, num_classes, size=count)) % num_classes], axis=1)
 
 
-# --- observed --------------------
-#
-# Auditing a model that exists, without touching its training (Kalemaj et al. 2025).
-#
-# For each row draw a second label y′ from what is known of labels with these features (the *proxy*: a model trained on
-# other rows, a public rate). If true labels were drawn from the proxy too, then which of {y, y′} the model was trained on
-# is a fair coin, given the pair; and guessing it obeys the same bounds as a canary (`labeldp.audit.bounds`). Rows with
-# y = y′ tell nothing and are left out. Where the proxy's odds are wrong by a factor of e^τ at most, so are the coin's,
-# and the bound holds for ε + τ (shown for δ = 0).
-
-
-# A proxy that excludes a class would be certain about what nobody knows.
-_LEAST_CHANCE = 1e-4
-
-
 def audit_observed(
     scores: npt.ArrayLike,
     labels: npt.ArrayLike,
@@ -202,7 +194,13 @@ def audit_observed(
     confidence: float = 0.999,
     seed: int | None = None,
 ) -> AuditResult:
-    """A lower bound on ε of a model from its scores on the rows it was trained on, and their true labels.
+    """Return a lower bound on ε of a model from its scores on the rows it was trained on, and their true labels.
+
+    The training is not touched (Kalemaj et al. 2025). For each row draw a second label y′ from what is known of labels
+    with these features (the *proxy*: a model trained on other rows, a public rate). If true labels were drawn from the
+    proxy too, then which of {y, y′} the model was trained on is a fair coin, given the pair; and guessing it obeys the
+    same bounds as a canary (`labeldp.audit.bounds`). Rows with y = y′ tell nothing and are left out. Where the proxy's
+    odds are wrong by a factor of e^τ at most, so are the coin's, and the bound holds for ε + τ (shown for δ = 0).
 
     Args:
         scores: log-probabilities (or logits) of each class, (n, K).
@@ -233,20 +231,17 @@ def audit_observed(
     both = np.stack([truth[rows], second[rows]], axis=1)
     # The coin says where the true label stands.
     options = np.where(coins[:, None] == 0, both, both[:, ::-1])
-    told = preference(table, rows, options, table.shape)
+    preferred = preference(table, rows, options, table.shape)
     beyond = preference(table - np.log(chances), rows, options, table.shape)
     attacks = [
-        *guesses_of("the model's preference", coins, told),
+        *guesses_of("the model's preference", coins, preferred),
         *guesses_of("its preference beyond the proxy's", coins, beyond),
     ]
     # What a wrong proxy may give away is not held against the model.
-    loose = judged(replace(claim, epsilon=claim.epsilon + proxy_error), attacks, confidence, _assumes(proxy_error))
+    wrong = f", up to a factor of e^{proxy_error:g} in their odds" if proxy_error else ""
+    assumes = f"labels are drawn from the proxy{wrong}"
+    loose = judged(replace(claim, epsilon=claim.epsilon + proxy_error), attacks, confidence, assumes)
     return replace(loose, epsilon=claim.epsilon, bound=max(0.0, loose.bound - proxy_error))
-
-
-def _assumes(error: float) -> str:
-    wrong = f", up to a factor of e^{error:g} in their odds" if error else ""
-    return f"labels are drawn from the proxy{wrong}"
 
 
 def _checked(
@@ -265,26 +260,9 @@ def _checked(
     return truth.astype(np.int64), chances / chances.sum(axis=1, keepdims=True)
 
 
-# --- witness --------------------
-#
-# A vault that remembers what it released, and what that says of every row: more than a trained model shows.
-#
-# The promise is about all that leaves a vault, so an attack may use all of it. From answers per row it takes their
-# likelihood, which is the best there is. From a noisy moment S = Σ_i v_i φ_i + noise of deviation s, whose v_i are fair
-# coins, it takes the best linear guess of each coin,
-#
-#     v̂_i = φ_iᵀ (Σ_j φ_j φ_jᵀ + s² I)⁻¹ S,
-#
-# with the sum over canaries, the known part of the others taken off.
-
-
-# As sure as any answer needs to be; keeps differences finite.
-_CERTAIN = 1e3
-
-
 @dataclass(frozen=True, eq=False)
 class Released:
-    """One answer of a vault: what was asked, about which rows (all when None), and what came out."""
+    """One release of a vault: by which mechanism, of which rows (all when None), and what came out."""
 
     question: Any = field(repr=False)
     rows: Any = field(repr=False)
@@ -292,21 +270,21 @@ class Released:
 
 
 class _Remembers:
-    """Keeps every answer beside handing it out."""
+    """Records every release before it is returned."""
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
         self.seen: list[Released] = []
 
     def release(self, mechanism: Any, rows: Any = None) -> Any:
-        """As the vault's."""
+        """Release as the vault does, and keep a record."""
         response = super().release(mechanism, rows)  # type: ignore[misc]
         self.seen.append(Released(mechanism, rows, response))
         return response
 
 
 class WitnessVault(_Remembers, LabelVault):
-    """A vault of classes that remembers its answers; for made-up labels only.
+    """A vault of classes that remembers what it released; for made-up labels only.
 
     >>> from labeldp import RandomizedResponse
     >>> vault = WitnessVault([0, 1, 1], 2)
@@ -321,22 +299,29 @@ class WitnessValues(_Remembers, ValueVault):
 
 
 def by_responses(seen: Sequence[Released], num_rows: int, classes: Sequence[int]) -> FloatArray | None:
-    """log P(answers | class) of every row and each of these classes, (n, c); None where no row was answered by itself.
+    """Return log P(responses | class) of every row and each of these classes, (n, c); None without responses per row.
 
-    Rows may be answered several times; what was answered about a row adds up.
+    A row may have several responses; their log-likelihoods add up. No attack on responses per row is better.
     """
-    asked = [one for one in seen if isinstance(one.response, NoisyLabels)]
+    per_row = [one for one in seen if isinstance(one.response, NoisyLabels)]
     total = np.zeros((num_rows, len(classes)))
-    for one in asked:
+    for one in per_row:
         index = np.arange(num_rows) if one.rows is None else np.arange(num_rows)[np.asarray(one.rows)]
         total[index] += np.clip(one.response.log_likelihood()[:, list(classes)], -_CERTAIN, _CERTAIN)
-    return total if asked else None
+    return total if per_row else None
 
 
 def by_moments(
     seen: Sequence[Released], classes: Sequence[int], known: FloatArray, canary: npt.NDArray[np.bool_]
 ) -> FloatArray | None:
-    """How much noisy moments speak for each of these classes in every row, (n, c); None where there are none.
+    """Return how much noisy moments speak for each of these classes in every row, (n, c); None where there are none.
+
+    Of a noisy moment S = Σ_i v_i φ_i + noise of deviation s, whose v_i are fair coins, the best linear guess of each
+    coin is
+
+        v̂_i = φ_iᵀ (Σ_j φ_j φ_jᵀ + s² I)⁻¹ S,
+
+    with the sum over canaries, the known part of the others taken off.
 
     Args:
         classes: rows of the moments.

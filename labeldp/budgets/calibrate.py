@@ -16,10 +16,14 @@ from labeldp.core.events import (
     PublicBatchGaussian,
     Queries,
     Query,
+    TeacherVoting,
 )
 from labeldp.core.gaussian import AccountingError, gaussian_mu
 
 _WIDEST = 1e15
+# Confident-GNMax as published has thresholds of 1.6 (Malek et al. 2021: 800, 500) and 1.67 (Tang et al. 2022: 500, 300)
+# times the noise of the responses.
+PUBLISHED_RATIO = 1.6
 
 
 def calibrate(
@@ -59,7 +63,7 @@ class _Search:
         self.safe: tuple[float, float] | None = None
         self.unsafe: tuple[float, float] | None = None
 
-    def query(self, noise: float) -> float:
+    def measure(self, noise: float) -> float:
         """Excess log ε at a noise, remembered on its side."""
         if self._calls_left == 0:
             raise AccountingError("calibration did not settle; is the cost falling as the noise grows?")
@@ -74,7 +78,7 @@ class _Search:
 
     def bracket(self, guess: float) -> None:
         """Walk from the guess, in growing strides, until one noise is safe and one is not."""
-        excess = self.query(guess)
+        excess = self.measure(guess)
         noise, factor = guess, 1.0
         while self.safe is None or self.unsafe is None:
             # ε falls about like 1/noise, so the excess is a first stride; double it when that is not enough.
@@ -82,18 +86,18 @@ class _Search:
             factor *= math.exp(stride * 1.01 + 1e-7) if factor == 1.0 else max(factor, 1.1)
             noise = guess * factor if self.safe is None else guess / factor
             if self.safe is not None:
-                self._query_below(noise, self.safe[0])
+                self._measure_below(noise, self.safe[0])
             elif noise < _WIDEST:
-                self.query(noise)
+                self.measure(noise)
             else:
                 raise AccountingError(f"no noise reaches epsilon = {self._target!r} at this delta. {_ADVICE}")
 
-    def _query_below(self, noise: float, safe: float) -> None:
+    def _measure_below(self, noise: float, safe: float) -> None:
         """Where no noise is too little, the accountant gives up before the search does."""
         reason: AccountingError | None = None
         try:
             if noise > 1 / _WIDEST:
-                self.query(noise)
+                self.measure(noise)
                 return
         except AccountingError as error:
             reason = error
@@ -101,7 +105,7 @@ class _Search:
             raise reason
         raise AccountingError(
             f"a noise of {safe:.3g} is more than enough for epsilon = {self._target!r}, and {noise:.3g} is too little "
-            "to be judged. Does delta cover the chance of being looked at? Give a smaller delta, or a guess nearer by."
+            "to be judged. Does delta cover the chance of being drawn? Give a smaller delta, or a guess nearer by."
         ) from reason
 
     def close(self, rtol: float) -> float:
@@ -117,7 +121,7 @@ class _Search:
                 at = above / (above - below)
                 margin = min(0.3 * rtol / width, 0.25)
                 at += margin if 1 - at > at else -margin
-            self.query(low * math.exp(width * min(max(at, 0.0), 1.0)))
+            self.measure(low * math.exp(width * min(max(at, 0.0), 1.0)))
             stalled = math.log(self.safe[0] / self.unsafe[0]) > 0.5 * width and not stalled
         raise AccountingError(f"no noise reaches epsilon = {self._target!r} at this delta. {_ADVICE}")
 
@@ -151,10 +155,10 @@ def noise_multiplier(
 
 
 def gradient_queries(noise_multiplier: float, steps: int, rate: float = 1.0, batches: str = "poisson") -> Queries:
-    """The looks of DP-SGD with norm clipping at C and noise std ``noise_multiplier``·C, in units of C.
+    """Return the queries of DP-SGD with norm clipping at C and noise std ``noise_multiplier``·C, in units of C.
 
     >>> gradient_queries(2.0, steps=293, rate=0.0171)
-    (Look(event=PoissonGaussian(noise_std=2.0, radius=1.0, diameter=2.0, rate=0.0171), times=293),)
+    (Query(event=PoissonGaussian(noise_std=2.0, radius=1.0, diameter=2.0, rate=0.0171), times=293),)
     """
     if type(steps) is not int or steps < 1:
         raise AccountingError(f"steps must be an integer ≥ 1, got {steps!r}.")
@@ -202,18 +206,16 @@ def _check_target(epsilon: float, guess: float) -> None:
         raise AccountingError(f"guess must be finite and greater than 0, got {guess!r}.")
 
 
-# --- runs --------------------
-#
-# Runs of equal looks: how many a budget pays for, and what those taken so far have cost.
+# -- runs of equal queries -----------------------------------------------------------------------------------
 
 
 _MOST = 10_000_000
 
 
 def most_queries(event: Event, epsilon: float, delta: float) -> int:
-    """The largest number of looks that together cost at most `epsilon` at `delta`; 0 when one costs more.
+    """Return the largest number of queries that together cost at most `epsilon` at `delta`; 0 when one costs more.
 
-    ε never falls with the number of looks, so bisection finds it. Refuses beyond ten million looks.
+    ε never falls with the number of queries, so bisection finds it. Refuses beyond ten million queries.
 
     >>> from labeldp.core.events import PoissonGaussian
     >>> most_queries(PoissonGaussian(noise_std=4.0, radius=1.0, diameter=2.0, rate=0.01), epsilon=1.0, delta=1e-5)
@@ -227,20 +229,20 @@ def most_queries(event: Event, epsilon: float, delta: float) -> int:
         else:
             refused = queries
         if paid >= _MOST:
-            raise ValueError(f"epsilon={epsilon:g} pays for more than {_MOST} looks at {event}; give less noise")
+            raise ValueError(f"epsilon={epsilon:g} pays for more than {_MOST} queries of {event}; give less noise")
         queries = (paid + int(refused)) // 2 if refused < math.inf else _farther(paid, epsilon / max(cost, 1e-300))
     return paid
 
 
 def _farther(queries: int, room: float) -> int:
-    """Where to look next: ε grows at least like the root of the number of looks."""
+    """Return where to try next: ε grows at least like the root of the number of queries."""
     return min(_MOST, max(queries + 1, int(queries * min(room * room, 1000.0) * 1.01)))
 
 
 def meter(event: Event, queries: int, delta: float, marks: int = 24) -> Callable[[int], float]:
-    """A cheap function from looks taken to ε so far, of `queries` in all. Never too small.
+    """Return a cheap function from queries made to ε so far, of `queries` in all. Never too small.
 
-    Gaussian looks have a closed form. For others ε is computed at `marks` evenly spaced numbers of looks, each when
+    Gaussian queries have a closed form. For others ε is computed at `marks` evenly spaced numbers of queries, each when
     it is first needed, and a number in between costs what the next mark does.
 
     >>> from labeldp.core.events import PoissonGaussian
@@ -255,3 +257,22 @@ def meter(event: Event, queries: int, delta: float, marks: int = 24) -> Callable
         return epsilon_of((Query(event, -(-mark * queries // marks)),), delta)
 
     return lambda taken: at(-(-taken * marks // queries)) if taken else 0.0
+
+
+def voting_for_budget(
+    epsilon: float, delta: float, queries: int, responses: int, ratio: float | None = PUBLISHED_RATIO
+) -> TeacherVoting:
+    """Return the least noise for so many queries and responses of teachers at (ε, δ), where s₁ = ratio·s.
+
+        s = √(Q/ratio² + 2A)/μ(ε, δ);   without thresholds (ratio None) s = √(2A)/μ
+
+    >>> event = voting_for_budget(1.0, 1e-5, queries=1000, responses=250)
+    >>> round(event.noise_std, 2), round(event.threshold_std, 2)
+    (111.33, 178.14)
+    """
+    if ratio is not None and not 0 < ratio < math.inf:
+        raise ValueError(f"ratio={ratio} is not a ratio of deviations; give a number above 0, or None for no threshold")
+    moved = 2.0 * responses + (0.0 if ratio is None else queries / ratio**2)
+    # A relative 1e-13 for the rounding of squares and roots on the way back to μ.
+    std = math.sqrt(moved) / gaussian_mu(epsilon, delta) * (1 + 1e-13)
+    return TeacherVoting(std, responses, None if ratio is None else ratio * std, queries)

@@ -1,9 +1,9 @@
-"""A count of prepaid looks on disk, flushed before every draw: a killed run goes on without drawing a look twice.
+"""A count of prepaid queries on disk, flushed before every draw: a killed run goes on without drawing a query twice.
 
-A run pays for all its looks when it begins. This file says which looks those were, under a random name (the
-*receipt*), and how many of them have been begun. A look is drawn only after its line has reached the disk, so over
-any number of processes no more looks are drawn than were paid for; one that was begun and lost stays lost. (An older
-copy of the file, put back in its place, would forget looks: never restore one behind the back of its run.)
+A run pays for all its queries when it begins. This file says which queries those were, under a random name (the query
+id), and how many of them have been begun. A query is drawn only after its line has reached the disk: over any number of
+processes no more queries are drawn than were paid for, and one that was begun and lost stays lost. (An older copy of
+the file, put back in its place, would forget queries: never restore one behind the back of its run.)
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from labeldp.budgets.journal import flush
+from labeldp.atomic import flush
 from labeldp.core.ledger import BudgetExceededError
 
+# On disk the words are those of the first version: a tally, and the receipt that is its query id.
 FORMAT = "labeldp-tally/1"
 _START = b'{"format": "labeldp-tally/1", "receipt": '
 
 
 class CounterError(ValueError):
-    """A tally that cannot be read, is in use, or belongs to another run."""
+    """A counter that cannot be read, is in use, or belongs to another run."""
 
 
 class QueryCounter:
-    """How many of a run's prepaid looks were begun. Open in one process at a time.
+    """How many of a run's prepaid queries were begun. Open in one process at a time.
 
     Args:
         path: the file; made when there is none.
         question: the settings of the run as plain JSON values. A file with other settings is refused.
 
     >>> import tempfile, pathlib
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "queries.counter"
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "q.counter"
     >>> with QueryCounter(path, {"recipe": "demo", "epsilon": 1.0}) as counter:
     ...     counter.count()
     >>> with QueryCounter(path, {"recipe": "demo", "epsilon": 1.0}) as counter:
@@ -45,7 +46,7 @@ class QueryCounter:
     1
     >>> QueryCounter(path, {"recipe": "demo", "epsilon": 2.0})
     Traceback (most recent call last):
-    labeldp.budgets.counter.TallyError: looks.tally belongs to another question (epsilon differs); use a new folder
+    labeldp.budgets.counter.CounterError: q.counter belongs to another question (epsilon differs); use a new folder
     """
 
     def __init__(self, path: Path, question: Mapping[str, Any]) -> None:
@@ -55,49 +56,52 @@ class QueryCounter:
         self._charge: dict[str, Any] | None = None
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            self._claim()
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._query_id = self._read(_plain(question))
+        except BlockingIOError:
+            self.close()
+            raise CounterError(f"{path.name} is in use by a run that has not ended; wait for it") from None
         except BaseException:
             self.close()
             raise
 
     @property
     def query_id(self) -> str:
-        """The random name under which the looks were paid for."""
+        """The random name under which the queries were paid for."""
         return self._query_id
 
     @property
     def charge(self) -> dict[str, Any] | None:
-        """What the looks cost, as it was fixed when they were paid for; None while they are not."""
+        """What the queries cost, as it was fixed when they were paid for; None while they are not."""
         return self._charge
 
     @property
     def total(self) -> int:
-        """How many looks were begun, over all batches."""
+        """How many queries were begun, over all batches."""
         return sum(self._drawn.values())
 
     def drawn(self, number: int = 0) -> int:
-        """How many looks at batch `number` were begun."""
+        """Return how many queries of batch `number` were begun."""
         return self._drawn[number]
 
     def bind(self, charge: Mapping[str, Any]) -> None:
-        """Fix what the looks cost, before they are paid for; raises TallyError if it was fixed to something else."""
+        """Fix what the queries cost, before they are paid for; raise CounterError if it was fixed to something else."""
         with self._lock:
             if self._charge is None:
                 self._append({"charge": _plain(charge)})
                 self._charge = _plain(charge)
-            _same(self._path, self._charge, _plain(charge))
+            self._check_same(self._charge, _plain(charge))
 
     def count(self, number: int = 0, most: int | None = None) -> None:
-        """Write down that a look at batch `number` begins, unless `most` have begun; returns when it is on the disk."""
+        """Write down that a query of batch `number` begins, unless `most` have begun; return when it is on the disk."""
         with self._lock:
             if most is not None and self._drawn[number] >= most:
-                raise BudgetExceededError(f"all {most} looks counted in {self._path.name} are drawn; lease more")
+                raise BudgetExceededError(f"all {most} queries counted in {self._path.name} are drawn; lease more")
             self._append(number)
             self._drawn[number] += 1
 
     def close(self) -> None:
-        """Let go of the file: looks leased with this tally can no longer be drawn."""
+        """Let go of the file: queries leased with this counter can no longer be drawn."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -108,33 +112,24 @@ class QueryCounter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _claim(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CounterError(f"{self._path.name} is in use by a run that has not ended; wait for it") from None
-
     def _read(self, question: dict[str, Any]) -> str:
+        """Read the file, or begin it; return its query id."""
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if content[: len(_START)] != _START[: len(content)]:
-            raise CounterError(f"{self._path.name} is not a tally of this library (it should begin with {FORMAT!r})")
+            raise CounterError(f"{self._path.name} is not a counter of this library (it should begin with {FORMAT!r})")
         lines = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
-        # A last line without its end never reached the disk whole, so its look was never drawn.
+        # A last line without its end never reached the disk whole, so its query was never drawn.
         self._end = sum(map(len, lines))
         os.ftruncate(self._file, self._end)
-        return self._continue(lines, question) if lines else self._begin(question)
-
-    def _begin(self, question: dict[str, Any]) -> str:
-        query_id = secrets.token_hex(16)
-        self._append({"format": FORMAT, "receipt": query_id, "question": question})
-        flush(self._path.parent)
-        return query_id
-
-    def _continue(self, lines: list[bytes], question: dict[str, Any]) -> str:
+        if not lines:
+            query_id = secrets.token_hex(16)
+            self._append({"format": FORMAT, "receipt": query_id, "question": question})
+            flush(self._path.parent)
+            return query_id
         header, *entries = [self._parsed(line, number) for number, line in enumerate(lines, start=1)]
         if isinstance(header, int):
             raise CounterError(self._damaged(1))
-        _same(self._path, header["question"], question)
+        self._check_same(header["question"], question)
         for entry in entries:
             if isinstance(entry, int):
                 self._drawn[entry] += 1
@@ -164,15 +159,15 @@ class QueryCounter:
         os.fsync(self._file)
         self._end += len(line)
 
+    def _check_same(self, kept: dict[str, Any], given: dict[str, Any]) -> None:
+        odd = sorted(key for key in kept.keys() | given.keys() if kept.get(key) != given.get(key))
+        if odd:
+            verb = "differs" if len(odd) == 1 else "differ"
+            raise CounterError(
+                f"{self._path.name} belongs to another question ({', '.join(odd)} {verb}); use a new folder"
+            )
+
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as they come back from a file: tuples are lists there."""
+    """Return the values as they come back from a file: tuples are lists there."""
     return json.loads(json.dumps(dict(values)))
-
-
-def _same(path: Path, kept: Any, asked: dict[str, Any]) -> None:
-    found = cast("dict[str, Any]", kept)
-    odd = sorted(key for key in found.keys() | asked.keys() if found.get(key) != asked.get(key))
-    if odd:
-        verb = "differs" if len(odd) == 1 else "differ"
-        raise CounterError(f"{path.name} belongs to another question ({', '.join(odd)} {verb}); use a new folder")

@@ -1,7 +1,7 @@
 """A budget on disk: one file of JSON lines per label column, written before anything is drawn.
 
-Every line is one charge against all rows. A line counts once it is complete and flushed to the disk, and a
-look is taken only after that: a crash can over-count, never under-count. Concurrent processes take turns by a
+Every line is one charge against all rows. A line counts once it is complete and flushed to the disk, and
+nothing is drawn before that: a crash can over-count, never under-count. Concurrent processes take turns by a
 file lock.
 """
 
@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from labeldp.atomic import flush
 from labeldp.core.events import Event, Queries, Query, event_from_json, event_to_json
-from labeldp.core.ledger import Budget, Group, Ledger, add_query, check_budget, worst_epsilon
+from labeldp.core.ledger import Budget, Group, add_query, check_budget, worst_epsilon
 
 FORMAT = "labeldp-journal/1"
 
@@ -161,85 +162,5 @@ def _damaged(path: Path, number: int) -> str:
     return f"line {number} of {path.name} is damaged; restore the file from a backup before asking again"
 
 
-def flush(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-# --- spending --------------------
-#
-# A vault's spending kept in a journal, so that a budget outlives the process.
-
-
-class OneVault:
-    """A store that is charged with what a ledger has *more* than the last one, so every ledger must be of one vault.
-
-    The ledgers of two vaults know nothing of each other: the second would be charged only for what it spends beyond the
-    first.
-    """
-
-    _vault: str | None = None
-
-    def serve(self, vault: str) -> None:
-        """Called by a vault with its id when it takes the store; ValueError for a second vault."""
-        if self._vault not in (None, vault):
-            raise ValueError(
-                f"this {type(self).__name__} already serves another vault, and would not count what a second one "
-                "spends; make one for each vault (they may share the journal or database)"
-            )
-        self._vault = vault
-
-
-class JournalStore(OneVault):
-    """The `store` of a vault that writes what it spends into a journal before anything is drawn.
-
-    A journal charges all rows alike. For every event it is charged with the most that any row has met, so disjoint
-    batches cost it once, and no row has ever met more than the journal says. Looks leased under a receipt are
-    charged once, however many processes continue them.
-
-    >>> import tempfile, pathlib
-    >>> from labeldp import Budget, LabelVault, RandomizedResponse
-    >>> journal = Journal.open(pathlib.Path(tempfile.mkdtemp()) / "labels.journal", Budget(1.5))
-    >>> vault = LabelVault([0, 1, 1], num_classes=2, store=JournalStore(journal))
-    >>> _ = vault.release(RandomizedResponse(1.0, 2), rows=[0]), vault.release(RandomizedResponse(1.0, 2), rows=[1])
-    >>> journal.epsilon(delta=0)
-    1.0
-    """
-
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self._charged: dict[Event, int] = {}
-
-    def __call__(self, ledger: Ledger, query_id: str | None = None) -> None:
-        """Charge the journal with what this ledger has more than the last one."""
-        most = _most(ledger)
-        for event, times in most.items():
-            more = times - self._charged.get(event, 0)
-            if more > 0:
-                self.journal.charge(event, more, note=_note(query_id) if query_id else "")
-        self._charged = most
-
-    def holds(self, query_id: str) -> bool:
-        """Whether the looks of this receipt have been charged, by this process or an earlier one."""
-        return _note(query_id) in self.journal.notes()
-
-
-def _most(ledger: Ledger) -> dict[Event, int]:
-    """For every event, how often it was met by the row that met it most often."""
-    most: dict[Event, int] = {}
-    for group in ledger.groups():
-        for query in group.queries:
-            most[query.event] = max(most.get(query.event, 0), query.times)
-    return most
-
-
-def _note(query_id: str) -> str:
-    return f"lease {query_id}"

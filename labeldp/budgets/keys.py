@@ -2,7 +2,7 @@
 
 A label column is known by HMAC-SHA256 under this key. Without the key the name tells nothing, not even to somebody who
 can guess the whole column; with it, a guess of the *whole* column can be confirmed, so the key is kept like the labels.
-This module is the only one in `accounting` that is handed labels; it keeps none of them.
+The hash itself is `labeldp.core.fingerprint`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import numpy.typing as npt
 
-from labeldp.budgets.journal import flush
+from labeldp.atomic import flush
+from labeldp.core.fingerprint import fingerprint
+from labeldp.core.vault import LabelVault
 
-_BLOCK = 1 << 20
 _LEAST_BYTES = 16
-# Of so few rows, repeats say nothing about what the values are.
-_FEW_ROWS = 20
 
 
 class StoreError(ValueError):
@@ -41,7 +39,7 @@ class Key:
     """The secret of one budget store.
 
     >>> key = Key(b"sixteen bytes or more")
-    >>> key.fingerprint([0, 1, 1]) == key.fingerprint(np.array(["no", "yes", "yes"]))
+    >>> key.fingerprint([0, 1, 1]) == key.fingerprint(["no", "yes", "yes"])
     True
     >>> key.fingerprint([0, 1, 1]) == Key(b"a different key, long").fingerprint([0, 1, 1])
     False
@@ -53,14 +51,9 @@ class Key:
         if not isinstance(cast("Any", self.secret), bytes) or len(self.secret) < _LEAST_BYTES:
             raise StoreKeyError(f"key is not {_LEAST_BYTES} or more bytes; make one with secrets.token_bytes(32)")
 
-    def fingerprint(self, labels: npt.ArrayLike) -> str:
-        """The keyed hash of a label column: the same whatever holds it, and however its classes are coded."""
-        column = _canonical(labels)
-        kind = "<f8" if column.dtype.kind == "f" else "<i8"
-        digest = hmac.new(self.secret, f"labels/1 {kind} {len(column)} ".encode(), hashlib.sha256)
-        for start in range(0, len(column), _BLOCK):
-            digest.update(column[start : start + _BLOCK].astype(kind).tobytes())
-        return digest.hexdigest()
+    def fingerprint(self, labels: npt.ArrayLike | LabelVault) -> str:
+        """Return the keyed hash of a label column or a vault: the same whatever holds it, however classes are coded."""
+        return labels.fingerprint(self.secret) if isinstance(labels, LabelVault) else fingerprint(labels, self.secret)
 
     def seal(self, *parts: object) -> str:
         """A keyed hash of these plain values: who changes them without the key is found out."""
@@ -109,34 +102,3 @@ def _write_once(path: Path, text: str) -> None:
         flush(path.parent)
     finally:
         Path(draft).unlink()
-
-
-def _canonical(labels: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Classes numbered in the order of their first rows, or quantities as floats; errors give counts, never values."""
-    if isinstance(labels, np.ma.MaskedArray) and np.count_nonzero(cast("Any", labels).mask):
-        raise ValueError("labels cannot be named: some of them are masked, so missing")
-    raw = np.asarray(labels)
-    if raw.ndim != 1:
-        raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
-    if raw.dtype.kind == "O":
-        raw = _of_objects(raw)
-    if raw.dtype.kind not in "biufUS":
-        raise ValueError("labels are neither numbers nor text; give one class or one number per row")
-    unusable = int(np.count_nonzero(~np.isfinite(raw))) if raw.dtype.kind == "f" else 0
-    if unusable:
-        raise ValueError(f"labels cannot be named: {unusable} of {raw.size} are missing or infinite")
-    values, first, which = np.unique(raw, return_index=True, return_inverse=True)
-    # Where most values occur once they are quantities: numbered by first rows, all such columns would look the same.
-    if raw.dtype.kind in "iuf" and 2 * len(values) > len(raw) > _FEW_ROWS:
-        return raw.astype(np.float64)
-    place = np.empty(len(values), dtype=np.int64)
-    place[np.argsort(first)] = np.arange(len(values))
-    return place[which]
-
-
-def _of_objects(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if all(isinstance(value, str) for value in raw):
-        return raw.astype(np.str_)
-    if all(isinstance(value, (bool, int, float, np.number)) for value in raw):
-        return raw.astype(np.float64)
-    return raw

@@ -1,7 +1,7 @@
 """Budgets that outlive a process: one SQLite file, or a PostgreSQL database for a team.
 
-A data set is known by a keyed hash of its labels, never by the labels, and has a budget that cannot be changed. A look
-is written down, committed and flushed *before* it is taken: a process killed in between leaves its look charged, and
+A data set is known by a keyed hash of its labels, never by the labels, and has a budget that cannot be changed. A query
+is written down, committed and flushed *before* it is taken: a process killed in between leaves its query charged, and
 processes that ask at once take turns, so that together they cannot overspend. What is composed is the exact ledger of
 every row, over all processes: two halves of the rows asked by two processes cost what one of them costs.
 
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.budgets.journal import OneVault
 from labeldp.budgets.keys import StoreError, StoreKeyError
 from labeldp.budgets.tables import (
     CHARGES,
@@ -50,6 +49,7 @@ from labeldp.budgets.tables import (
 )
 from labeldp.core.events import Event
 from labeldp.core.ledger import Budget, Ledger, RowIndex, check_budget
+from labeldp.core.vault import LabelVault
 
 __all__ = ["Account", "BudgetStore", "Charge", "DataSet", "Entry", "StoreError", "StoreKeyError", "UnknownDataSetError"]
 
@@ -72,7 +72,7 @@ class BudgetStore:
     (1.0, [1])
     >>> LabelVault(labels, 2, store=store.account(labels, 2)).release(RandomizedResponse(1.0, 2))
     Traceback (most recent call last):
-    labeldp.core.ledger.BudgetExceededError: the budget is epsilon=1.5, delta=0 and this look would bring the \
+    labeldp.core.ledger.BudgetExceededError: the budget is epsilon=1.5, delta=0 and this query would bring the \
 worst row to epsilon=2; nothing was charged. Ask for less than is left
     """
 
@@ -100,7 +100,13 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return f"BudgetStore({self._database.name!r})"
 
     def create(
-        self, name: str, labels: npt.ArrayLike, num_classes: int, budget: Budget, *, users: Grouping | None = None
+        self,
+        name: str,
+        labels: npt.ArrayLike | LabelVault,
+        num_classes: int,
+        budget: Budget,
+        *,
+        users: Grouping | None = None,
     ) -> DataSet:
         """Give these labels a budget, once and for all; doing it again with the same budget changes nothing.
 
@@ -129,7 +135,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
 
     def account(
         self,
-        labels: npt.ArrayLike,
+        labels: npt.ArrayLike | LabelVault,
         num_classes: int,
         *,
         users: Grouping | None = None,
@@ -139,8 +145,8 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         """The `store` of one vault of these labels. Their budget must have been made before.
 
         Args:
-            labels, num_classes, users: as the vault is given them.
-            note: what the looks are for; the program's name when None.
+            labels, num_classes, users: as the vault is given them; or a vault of the labels.
+            note: what the queries are for; the program's name when None.
             host: whether history shows this machine's name.
         """
         wanted = describe(self._database.key, "", labels, num_classes, Budget(0.0), users)
@@ -172,7 +178,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
             return self._replayed(connection, self._line(connection, name))[1]
 
     def epsilon(self, name: str, delta: float | None = None) -> float:
-        """What all looks so far cost the worst row, at this δ (the budget's when None)."""
+        """Return what all queries so far cost the worst row, at this δ (the budget's when None)."""
         return self.ledger(name).epsilon(self.dataset(name).budget.delta if delta is None else delta)
 
     def history(self, name: str) -> tuple[Entry, ...]:
@@ -185,11 +191,11 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return tuple(read_entry(charge) for charge in charges)
 
     def holds(self, name: str, query_id: str) -> bool:
-        """Whether looks were charged under this receipt."""
+        """Whether queries were charged under this id."""
         with self._database.reading() as connection:
             line = self._line(connection, name)
             self._replayed(connection, line)
-            under = sa.select(CHARGES.c.number).where(CHARGES.c.dataset == line["id"], CHARGES.c.query_id == query_id)
+            under = sa.select(CHARGES.c.number).where(CHARGES.c.dataset == line["id"], CHARGES.c.receipt == query_id)
             return connection.execute(under).first() is not None
 
     def reserve(
@@ -201,7 +207,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
             line = self._line(connection, name, lock=True)
             dataset, (head, ledger) = self._read(line), self._replayed(connection, line)
             new = charged(ledger, charges)
-            check_budget(new.groups(), dataset.budget)
+            check_budget(new.groups(), dataset.budget, dataset.unit)
             said = {
                 "receipt": query_id, "who": user_name(), "host": socket.gethostname() if host else "", "note": note,
                 "time": now(), "epsilon": new.epsilon(dataset.budget.delta),
@@ -241,7 +247,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return head, ledger
 
 
-class Account(OneVault):
+class Account:
     """The `store` of one vault: what it spends is reserved in a budget store before anything is drawn.
 
     One account serves one vault: it charges what the vault's ledger has more than last time.
@@ -250,6 +256,7 @@ class Account(OneVault):
     def __init__(self, store: BudgetStore, dataset: DataSet, part: bool, note: str, host: bool) -> None:
         self._store, self._dataset, self._part, self._note, self._host = store, dataset, part, note, host
         self._last: Ledger | None = None
+        self._vault: str | None = None
 
     @property
     def dataset(self) -> DataSet:
@@ -258,7 +265,7 @@ class Account(OneVault):
 
     @property
     def budget(self) -> Budget:
-        """The most that all looks of all processes together may cost."""
+        """The most that all queries of all processes together may cost."""
         return self._dataset.budget
 
     def __repr__(self) -> str:
@@ -276,18 +283,31 @@ class Account(OneVault):
             self._store.reserve(self._dataset.name, charges, note=self._note, host=self._host, query_id=query_id)
         self._last = ledger
 
+    def serve(self, vault: str) -> None:
+        """Take the id of the vault that uses the account; ValueError for a second one.
+
+        The ledgers of two vaults know nothing of each other: the second would be charged only for what it spends
+        beyond the first.
+        """
+        if self._vault not in (None, vault):
+            raise ValueError(
+                "this account already serves another vault, and would not count what a second one spends; open one "
+                "for each vault (they may share the database)"
+            )
+        self._vault = vault
+
     def holds(self, query_id: str) -> bool:
-        """Whether the looks of this receipt have been charged, by this process or an earlier one."""
+        """Whether the queries of this id have been charged, by this process or an earlier one."""
         return self._store.holds(self._dataset.name, query_id)
 
     def charge(self, event: Event, times: int = 1, rows: npt.ArrayLike | None = None, note: str | None = None) -> None:
-        """Reserve looks that no vault asks for, against these rows (all when None)."""
+        """Reserve queries that no vault makes, against these rows (all when None)."""
         index: RowIndex | None = None if rows is None else np.asarray(rows, dtype=np.intp)
         said = self._note if note is None else note
         self._store.reserve(self._dataset.name, [Charge(event, times, index)], note=said, host=self._host)
 
     def epsilon(self, delta: float | None = None) -> float:
-        """What all looks of all processes so far cost the worst row."""
+        """Return what all queries of all processes so far cost the worst row."""
         return self._store.epsilon(self._dataset.name, delta)
 
 

@@ -1,7 +1,7 @@
 """The database behind a budget store: its tables, how it is opened, and its failures in words.
 
 SQLite takes writers one at a time (`BEGIN IMMEDIATE`) and flushes every commit to the disk (`synchronous = EXTRA`).
-PostgreSQL locks the row of the data set (`SELECT … FOR UPDATE`) and flushes at commit; a server told not to is refused.
+PostgreSQL locks the row of the data set (`SELECT … FOR UPDATE`) and flushes at commit; a server set not to is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from labeldp.budgets.keys import Key, StoreError, StoreKeyError, make_key, read_key
 from labeldp.core.events import Event, Queries, event_from_json, event_to_json
 from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget, Ledger, RowIndex, Unit
+from labeldp.core.vault import LabelVault
 
 try:
     import sqlalchemy as sa
@@ -291,14 +292,12 @@ def _check_server(database: Database, connection: sa.Connection) -> None:
         raise StoreError(f"the server of {database.name!r} runs with fsync = off: a power cut would undo charges")
 
 
-# --- store_rows --------------------
-#
-# What a ledger has more than an earlier one, as charges that a store can write down and read back.
+# -- what a ledger has more than an earlier one, as charges --------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Charge:
-    """`times` looks of one event at these rows; None is all of them."""
+    """`times` queries of one event at these rows; None is all of them."""
 
     event: Event
     times: int
@@ -377,7 +376,7 @@ def _numbers(ledger: Ledger) -> npt.NDArray[np.int64]:
 def _more(old: Queries, new: Queries) -> list[tuple[Event, int]]:
     before, after = ({query.event: query.times for query in queries} for queries in (old, new))
     if any(after.get(event, 0) < times for event, times in before.items()):
-        raise StoreError("the ledger has fewer looks than before: it is another vault's; open one account per vault")
+        raise StoreError("the ledger has fewer queries than before: it is another vault's; open one account per vault")
     return [(event, times - before.get(event, 0)) for event, times in after.items() if times > before.get(event, 0)]
 
 
@@ -394,9 +393,7 @@ def _most(ledger: Ledger) -> dict[Event, int]:
     return most
 
 
-# --- store_lines --------------------
-#
-# Data sets and charges of a budget store as lines of its tables: written with a seal, read back if it is whole.
+# -- data sets and charges as lines of the tables ------------------------------------------------------------
 
 
 _LONGEST_NAME = 200
@@ -440,7 +437,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a data set's history: who asked what, and what all looks so far cost the worst row."""
+    """One line of a data set's history: who queried what, and what all queries so far cost the worst row."""
 
     number: int
     time: str
@@ -455,15 +452,15 @@ class Entry:
 
 
 def describe(
-    key: Key, name: str, labels: npt.ArrayLike, num_classes: int, budget: Budget, users: Grouping | None
+    key: Key, name: str, labels: npt.ArrayLike | LabelVault, num_classes: int, budget: Budget, users: Grouping | None
 ) -> DataSet:
-    """What a store is told about these labels: their keyed hash and how many there are."""
+    """Return what a store knows about these labels: their keyed hash and how many there are."""
     classes = cast("Any", num_classes)
     if isinstance(classes, bool) or not isinstance(classes, (int, np.integer)) or num_classes < 1:
         raise ValueError(f"num_classes={num_classes!r} is not a number of classes; declare it (≥ 1)")
     if not isinstance(cast("Any", budget), Budget):
         raise ValueError(f"budget={budget!r} is not a budget; give labeldp.Budget(epsilon=..., delta=...)")
-    fingerprint, rows = key.fingerprint(labels), len(np.asarray(labels))
+    fingerprint, rows = key.fingerprint(labels), len(cast("Any", labels))
     if not rows:
         raise ValueError("labels is empty; there is nothing to protect")
     units, grouping = (rows, "") if users is None else (len(users), users.digest())

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from labeldp.choosing.recipes import BY_NAME, Case, Recipe
+from labeldp.recipes.catalogue import BY_KEY, Recipe
+from labeldp.recipes.worth import Case
 
 # Change of the log odds of being right (chance taken off) per factor e of clean labels, below and above what was
 # measured: below, steeper than any curve measured, because training breaks down there; above, flatter.
@@ -47,7 +48,7 @@ class Point:
 
 @lru_cache(maxsize=1)
 def points() -> tuple[Point, ...]:
-    """Everything in `measured.csv`."""
+    """Return everything in `measured.csv`."""
     text = (files("labeldp.choosing") / "measured.csv").read_text(encoding="utf-8")
     return tuple(_point(row) for row in csv.DictReader(text.splitlines()))
 
@@ -56,7 +57,7 @@ def _point(row: dict[str, str]) -> Point:
     case = Case(int(row["rows"]), int(row["classes"]), int(row["features"]), row["modality"], float(row["delta"]))
     seconds = float(row["seconds"]) if row["seconds"] else None
     return Point(
-        row["dataset"], case, row["device"], BY_NAME[row["recipe"]], float(row["epsilon"]), float(row["accuracy"]),
+        row["dataset"], case, row["device"], BY_KEY[row["recipe"]], float(row["epsilon"]), float(row["accuracy"]),
         int(row["runs"]), seconds, row["origin"],
     )  # fmt: skip
 
@@ -75,15 +76,15 @@ class Reference:
         return any(point.ours for point in self.points)
 
     def curve(self, recipe: Recipe) -> tuple[Point, ...]:
-        """The points of one recipe, ε rising."""
+        """Return the points of one recipe, ε rising."""
         return tuple(sorted((p for p in self.points if p.recipe is recipe), key=lambda point: point.epsilon))
 
 
 def references(case: Case, device: str) -> tuple[Reference, ...]:
-    """The data sets most like `case`, nearest first; empty where none of its kind was measured.
+    """Return the data sets most like `case`, nearest first; empty where none of its kind was measured.
 
-    Alike means the same modality and, after that, about the same classes, features and rows. Papers are asked only
-    where we have nothing as near.
+    Alike means the same modality and, after that, about the same classes, features and rows. Papers count only where we
+    have nothing as near.
     """
     kind = _TEXT_IS.get(case.modality, case.modality)
     kinds = {p.dataset for p in points() if _TEXT_IS.get(p.case.modality, p.case.modality) == kind}
@@ -96,15 +97,15 @@ def references(case: Case, device: str) -> tuple[Reference, ...]:
 
 
 def _reference(dataset: str, device: str) -> Reference:
-    """For each recipe the points of this device, else of any: accuracy hardly depends on where it was computed."""
+    """Keep for each recipe the points of this device, else of any: accuracy hardly depends on where it was computed."""
     mine = [p for p in points() if p.dataset == dataset]
-    there = {p.recipe.name for p in mine if p.device == device}
-    kept = tuple(p for p in mine if p.device == device or p.recipe.name not in there)
+    there = {p.recipe.key for p in mine if p.device == device}
+    kept = tuple(p for p in mine if p.device == device or p.recipe.key not in there)
     return Reference(dataset, mine[0].case, kept)
 
 
 def distance_to(case: Case, other: Case) -> float:
-    """How unlike two problems are: one for a factor e in classes, half for features, a third for rows."""
+    """Return how unlike two problems are: one for a factor e in classes, half for features, a third for rows."""
     apart = abs(math.log(case.num_classes / other.num_classes))
     apart += abs(math.log(case.num_rows / other.num_rows)) / 3
     if case.feature_dim is None or other.feature_dim is None:
@@ -116,12 +117,13 @@ def distance_to(case: Case, other: Case) -> float:
 
 
 def labels_per_class(recipe: Recipe, case: Case, epsilon: float) -> float:
-    """The worth of a recipe, in clean labels per class."""
+    """Return the worth of a ranked recipe, in clean labels per class."""
+    assert recipe.worth is not None, f"{recipe.key} is not ranked"
     return max(recipe.worth(case, epsilon), 1e-9) / case.num_classes
 
 
 def along(curve: Iterable[Point], where: float) -> tuple[float, bool]:
-    """Log odds at `where` clean labels per class on a curve of at least one point, and whether that was measured."""
+    """Return log odds at `where` clean labels per class on a curve, not empty, and whether they were measured."""
     known = sorted((math.log(labels_per_class(p.recipe, p.case, p.epsilon)), log_odds(p)) for p in curve)
     places, odds = [place for place, _ in known], [value for _, value in known]
     at = math.log(where)
@@ -137,7 +139,7 @@ def along(curve: Iterable[Point], where: float) -> tuple[float, bool]:
 
 
 def log_odds(point: Point) -> float:
-    """log(q/(1 − q)) of the share q of rows that are right beyond chance."""
+    """Return log(q/(1 − q)) of the share q of rows that are right beyond chance."""
     chance = 1.0 / point.case.num_classes
     share = (point.accuracy / 100 - chance) / (1 - chance)
     share = min(max(share, 1e-3), 1 - 1e-4)
@@ -145,7 +147,7 @@ def log_odds(point: Point) -> float:
 
 
 def accuracy(odds: float, num_classes: int) -> float:
-    """Back to percent, for K classes.
+    """Return log odds as percent, for K classes.
 
     >>> round(accuracy(0.0, 2), 1), round(accuracy(50.0, 10), 1)
     (75.0, 100.0)

@@ -1,4 +1,4 @@
-"""How well each recipe would do: from results on data sets alike, else from what its look is worth in clean labels."""
+"""How well each recipe would do: from results on data sets alike, else from what it is worth in clean labels."""
 
 from __future__ import annotations
 
@@ -8,28 +8,19 @@ from dataclasses import dataclass
 from statistics import median
 
 from labeldp.choosing.measured import Point, Reference, accuracy, along, labels_per_class, points, references
-from labeldp.choosing.recipes import BY_NAME, RECIPES, Case, Recipe
+from labeldp.recipes.catalogue import BY_KEY, RANKED, Recipe
+from labeldp.recipes.worth import Case
 
 # Log odds taken off a prediction for what it rests on, so that a guess does not beat a result by a hair.
 _CAUTION = {"measured": 0.0, "between results": 0.0, "beyond results": 0.1, "paper": 0.1, "formula": 0.3}
 _AMONG_KIN = 0.2
-# Log odds between what a network and a linear head learn from as many labels, on pictures. A student is in between.
+# Log odds between what a network and a linear head learn from as many labels, on images. A student is in between.
 _GAP = {"head": 0.4, "student": 0.2, "net": 0.0}
-# Whose curve stands in for a recipe without results: the first of its kin that the data set has, else the first of all.
-_KIN = (
-    ("one_shot", "one_shot+linear", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes"),
-    ("forward", "lp_mst", "ssl_prior", "alibi"),
-    ("labeldp_pro", "dp_sgd"),
-)
-_STANDARDS = {"images": ("forward", "one_shot", "lp_mst", "labeldp_pro")}
-_USUAL_STANDARDS = ("one_shot", "labeldp_pro", "lp_mst")
 # An epoch of the small Inception network takes 1.3 s on an H200 and some 1,900 s on two (shared) CPU cores.
 _CPU_SLOWER = 1000.0
 # What counts of a formula's clean labels where a network learns from features as they are and nothing was compared: on
-# 200 to 10,000 rows of Adult, ε = 0.5 to 4, heads of one look led networks that the formulas put before them.
+# 200 to 10,000 rows of Adult, ε = 0.5 to 4, heads of one moment led networks that the formulas put before them.
 _OF_FORMULA = 0.25
-# Seconds of one core on tables, at the start and per row, where they were measured; Adult's columns.
-_TABLE_SECONDS = {"one_shot": (0.3, 2e-4), "one_shot_prior": (2.5, 1e-3), "forward": (1.0, 2.5e-4)}
 # Points lost that a simpler recipe is never chosen at, with room for what rounding and interpolation lose.
 _POINT = 0.9
 # Points by which a guess must be ahead of all results of ours to be put before them.
@@ -43,7 +34,7 @@ class Ranked:
 
     Args:
         recipe: its name.
-        clean_labels: how many rows with clean labels would teach a linear model as much as its looks.
+        clean_labels: how many rows with clean labels would teach a linear model as much as its releases.
         accuracy: percent expected, cautiously, on the data sets most like this one; None where none was measured.
         regret: most points lost to the best result on one of those data sets; below 0 for a guess that is ahead on
             all of them; None without them.
@@ -62,7 +53,7 @@ class Ranked:
 
 
 def rank(case: Case, epsilon: float, device: str, hours: float) -> tuple[tuple[Ranked, ...], tuple[str, ...]]:
-    """All recipes, best first, and the names of the data sets they were compared on.
+    """Return all ranked recipes, best first, and the names of the data sets they were compared on.
 
     The order is by the largest loss to the best recipe over the data sets most like this one: a choice that is never
     far off, rather than one that is best on average. A guess, or a paper's figure, has to be clearly ahead to be put
@@ -71,7 +62,7 @@ def rank(case: Case, epsilon: float, device: str, hours: float) -> tuple[tuple[R
     """
     found = references(case, device)
     if not found:
-        return _by_worth([_unmeasured(recipe, case, epsilon, device, hours) for recipe in RECIPES]), ()
+        return _by_worth([_unmeasured(recipe, case, epsilon, device, hours) for recipe in RANKED]), ()
     ranked = _compared(case, epsilon, device, hours, found)
     if all(one.obstacle for one in ranked):
         # Nothing is quick enough: what is best then, is best to know.
@@ -92,20 +83,20 @@ class _Expected:
 
 
 def _compared(case: Case, epsilon: float, device: str, hours: float, found: Sequence[Reference]) -> list[Ranked]:
-    blocked = [_obstacle(recipe, case, device, hours, found) for recipe in RECIPES]
+    blocked = [_obstacle(recipe, case, device, hours, found) for recipe in RANKED]
     usable = [not obstacle for obstacle, _ in blocked]
     # Data sets without a result of ours near this ε have a say only where none has one.
     columns = [
-        _results_first([_expected(recipe, case, epsilon, one) for recipe in RECIPES], usable) for one in found
+        _results_first([_expected(recipe, case, epsilon, one) for recipe in RANKED], usable) for one in found
     ]  # fmt: skip
     columns = [column for column in columns if any(one.backed for one in column)] or columns
     best = [_top(column, usable) for column in columns]
     ranked = []
-    for recipe, row, (obstacle, seconds) in zip(RECIPES, zip(*columns, strict=True), blocked, strict=True):
+    for recipe, row, (obstacle, seconds) in zip(RANKED, zip(*columns, strict=True), blocked, strict=True):
         mean = sum(one.value for one in row) / len(row)
         regret = max(top - one.value for top, one in zip(best, row, strict=True))
         evidence = max((one.evidence for one in row), key=list(_CAUTION).index)
-        ranked.append(Ranked(recipe.name, recipe.worth(case, epsilon), mean, regret, evidence, seconds, obstacle))
+        ranked.append(Ranked(recipe.key, _worth(recipe, case, epsilon), mean, regret, evidence, seconds, obstacle))
     return ranked
 
 
@@ -140,7 +131,7 @@ def _by_worth(ranked: list[Ranked]) -> tuple[Ranked, ...]:
 
 def _cautious_worth(one: Ranked) -> float:
     """Clean labels, less what formulas overrate."""
-    return one.clean_labels * (1.0 if BY_NAME[one.recipe].learner == "head" else _OF_FORMULA)
+    return one.clean_labels * (1.0 if BY_KEY[one.recipe].learner == "head" else _OF_FORMULA)
 
 
 def _simplest_first(ranked: list[Ranked], slack: float) -> tuple[Ranked, ...]:
@@ -153,17 +144,22 @@ def _simplest_first(ranked: list[Ranked], slack: float) -> tuple[Ranked, ...]:
     return (first, *(one for one in order if one is not first))
 
 
+def _worth(recipe: Recipe, case: Case, epsilon: float) -> float:
+    assert recipe.worth is not None, f"{recipe.key} is not ranked"
+    return recipe.worth(case, epsilon)
+
+
 def _unmeasured(recipe: Recipe, case: Case, epsilon: float, device: str, hours: float) -> Ranked:
     seconds = _table_seconds(recipe, case, device)
     obstacle = _out_of_place(recipe, case) or _too_long(seconds, hours)
-    return Ranked(recipe.name, recipe.worth(case, epsilon), seconds=seconds, obstacle=obstacle)
+    return Ranked(recipe.key, _worth(recipe, case, epsilon), seconds=seconds, obstacle=obstacle)
 
 
 def _table_seconds(recipe: Recipe, case: Case, device: str) -> float | None:
     """Rough time on one core; None where it was not measured."""
-    if case.modality != "table" or device != "cpu" or recipe.name not in _TABLE_SECONDS:
+    if case.modality != "table" or device != "cpu" or recipe.table_seconds is None:
         return None
-    start, per_row = _TABLE_SECONDS[recipe.name]
+    start, per_row = recipe.table_seconds
     return start + per_row * case.num_rows
 
 
@@ -188,11 +184,11 @@ def _obstacle(
     # Most networks take about as long as one another.
     nets = [p for p in points() if p.seconds is not None and p.recipe.learner == "net"]
     seconds = _seconds(recipe, case, device, timed or (nets if _trains_net(recipe, case) else []))
-    told = seconds if timed else None
+    known = seconds if timed else None
     if obstacle := _out_of_place(recipe, case):
-        return obstacle, told
+        return obstacle, known
     slow = _too_long(seconds, hours)
-    return slow, seconds if slow else told
+    return slow, seconds if slow else known
 
 
 def _seconds(recipe: Recipe, case: Case, device: str, timed: Sequence[Point]) -> float | None:
@@ -232,13 +228,19 @@ def _evidence(curve: tuple[Point, ...], recipe: Recipe, where: float) -> str:
 
 def _guess(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> float:
     """What another recipe learnt from labels of the same worth, and how their learners differ."""
-    kin = next(names for names in _KIN if recipe.name in names)
-    names = (*kin, *_STANDARDS.get(case.modality, _USUAL_STANDARDS))
-    standard = next((BY_NAME[name] for name in names if reference.curve(BY_NAME[name])), None)
+    # Whose curve stands in: the first of its kin that the data set has, else the first of the standards.
+    kin = [one for one in RANKED if one.kin == recipe.kin]
+    standard = next((one for one in (*kin, *_standards(case.modality)) if reference.curve(one)), None)
     curve = reference.curve(standard) if standard else reference.points
     value, _ = along(curve, labels_per_class(recipe, case, epsilon))
     if case.modality != "images" or standard is None:
         # On features that are learnt from as they are, the learners are alike, and a guess is as good as a paper.
         return value - _CAUTION["paper"]
-    caution = _AMONG_KIN if standard.name in kin else _CAUTION["formula"]
+    caution = _AMONG_KIN if standard.kin == recipe.kin else _CAUTION["formula"]
     return value - _GAP[recipe.learner] + _GAP[standard.learner] - caution
+
+
+def _standards(modality: str) -> list[Recipe]:
+    """Return the recipes whose results stand in for any other's, in their order for this modality."""
+    known = modality if any(modality in one.stands_in for one in RANKED) else ""
+    return sorted((one for one in RANKED if known in one.stands_in), key=lambda one: one.stands_in[known])

@@ -1,4 +1,4 @@
-"""`labeldp epsilon` and `labeldp calibrate`: from looks to their price, and back."""
+"""`labeldp epsilon` and `labeldp calibrate`: from queries to their price, and back."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _with_noise_options(command: Any) -> Any:
 
 @click.command()
 @click.option("--noise-multiplier", type=float, help="Noise std ÷ clipping norm C of the summed gradients.")
-@click.option("--response-epsilon", type=float, help="Epsilon of one private answer per row, instead of a noise.")
-@click.option("--times", type=click.IntRange(1), help="Answers asked of the same row.  [default: 1]")
-@click.option("--delta", type=float, help="Needed with a noise multiplier; optional for answers (default 0).")
+@click.option("--response-epsilon", type=float, help="Epsilon of one private response per row, instead of a noise.")
+@click.option("--times", type=click.IntRange(1), help="Responses drawn of the same row.  [default: 1]")
+@click.option("--delta", type=float, help="Needed with a noise multiplier; optional for responses (default 0).")
 @_with_noise_options
 def epsilon(
     noise_multiplier: float | None,
@@ -97,7 +97,8 @@ def calibrate(
 
 def _print_cost(spent: float, delta: float, multiplier: float | None, accountant: str, as_json: bool) -> None:
     if as_json:
-        cost = {"epsilon": _plain(spent), "delta": delta, "noise_multiplier": multiplier, "accountant": accountant}
+        stated = "infinity" if math.isinf(spent) else spent
+        cost = {"epsilon": stated, "delta": delta, "noise_multiplier": multiplier, "accountant": accountant}
         click.echo(json.dumps(cost))
         return
     from labeldp.results.words import at_most, odds_in_words
@@ -106,7 +107,3 @@ def _print_cost(spent: float, delta: float, multiplier: float | None, accountant
     if multiplier is not None:
         click.echo(f"noise multiplier  {at_most(multiplier)}   (noise std ÷ clipping norm)")
     click.echo(f"accountant        {accountant}\n{odds_in_words(spent, delta)}")
-
-
-def _plain(value: float) -> float | str:
-    return "infinity" if math.isinf(value) else value

@@ -91,9 +91,6 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-# --- tables -----------------------------------------------------------------------------------------------------
-
-
 @cli.command()
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.option("--label", required=True, help="The column to privatize.")
@@ -103,7 +100,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 @click.option("--mechanism", type=click.Choice(MECHANISMS), help="Default: randomized-response, or prior-response "
               "when prior columns are given.")  # fmt: skip
 @click.option("--prior-columns", help="Columns with each row's public guess, one per class, comma-separated.")
-@click.option("--k", type=click.IntRange(1), help="Size of the answer set of top-k-response.")
+@click.option("--k", type=click.IntRange(1), help="Size of the response set of top-k-response.")
 @click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
 @click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
 @click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
@@ -144,26 +141,23 @@ def privatize(
 
     delimiter = delimiter_of(delimiter)
     names = declared(classes)
+    charged: Any
     if store is None:
         refuse_idle("a run without --store", key=key)
         charged = _journal(journal, budget)
     else:
         refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
         charged = account_of(source, label, names, delimiter, store, key, f"privatize into {target.name}")
-    certificate = _privatized(
-        tables, source, target, quiet or as_json,
-        label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
-        prior_columns=names_in(prior_columns), delimiter=delimiter, journal=charged, rng=_noise(insecure_seed),
-    )  # fmt: skip
+    priors, rng = names_in(prior_columns), _noise(insecure_seed)
+    with _progress(source.name, quiet or as_json) as report:
+        certificate = tables.privatize(
+            source, target, label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
+            prior_columns=priors, delimiter=delimiter, journal=charged, rng=rng, report=report,
+        )  # fmt: skip
     if as_json:
         click.echo(json.dumps(certificate.to_json()))
     elif not quiet:
         click.echo(_summary(certificate, target))
-
-
-def _privatized(tables: Any, source: Path, target: Path, silent: bool, **settings: Any) -> Certificate:
-    with _progress(source.name, silent) as report:
-        return tables.privatize(source, target, report=report, **settings)
 
 
 def _journal(path: Path | None, budget: float | None) -> Any:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--labels", "original", type=click.Path(path_type=Path), help="With a file: what it was made of, the "
               "same rows with true labels.")  # fmt: skip
 @click.option("--recipe", help="Audit a recipe of the library on made-up labels instead; --list names them.")
-@click.option("--epsilon", type=float, help="With --recipe: what it is asked to stay within.")
+@click.option("--epsilon", type=float, help="With --recipe: the epsilon it must stay within.")
 @click.option("--delta", type=float, help="With --recipe.  [default: 1e-7 where the recipe needs one]")
 @click.option("--rows", type=click.IntRange(20), help="With a folder or --recipe: how many canaries; more find more.  "
               "[default: all rows of a folder's table]")  # fmt: skip
@@ -109,8 +109,8 @@ def _of_folder(
     check_device(device)
     found = audit_folder(folder, table, canaries=rows, delimiter=delimiter, device=device, confidence=confidence)
     kept = keep_audit(found, folder)
-    said = f"{found.verdict}\nKept in {kept}; see it with: labeldp report {folder}"
-    click.echo(json.dumps(found.to_json()) if as_json else said)
+    verdict = f"{found.verdict}\nKept in {kept}; see it with: labeldp report {folder}"
+    click.echo(json.dumps(found.to_json()) if as_json else verdict)
     return found.result
 
 
@@ -131,5 +131,5 @@ def _of_recipe(
     from labeldp.audit.selftest import self_test
 
     if epsilon is None:
-        raise Refusal("--epsilon is missing: what the recipe is asked to stay within, say 1")
+        raise Refusal("--epsilon is missing: give what the recipe must stay within, say 1")
     return self_test(recipe, epsilon, delta, rows=rows, confidence=confidence)

@@ -33,7 +33,7 @@ def with_store(command: Any) -> Any:
 def budget() -> None:
     """Budgets that outlive a process: what may be spent on a data set's labels, and what was.
 
-    A data set is known by a keyed hash of its labels, never by the labels. A look is written down before it is taken,
+    A data set is known by a keyed hash of its labels, never by the labels. A query is written down before it is run,
     by however many processes and people: together they cannot overspend.
     """
 
@@ -45,8 +45,8 @@ def budget() -> None:
 @click.option("--classes", help="All classes the label can take, comma-separated.")
 @click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: between "
               "which they lie, as labeldp train --task regression has it.")  # fmt: skip
-@click.option("--epsilon", type=float, required=True, help="The most that all looks together may cost one label.")
-@click.option("--delta", type=float, default=0.0, show_default=True, help="Needed for looks with Gaussian noise.")
+@click.option("--epsilon", type=float, required=True, help="The most that all queries together may cost one label.")
+@click.option("--delta", type=float, default=0.0, show_default=True, help="Needed for queries with Gaussian noise.")
 @click.option("--users", help="Column that says whose each row is: protect all labels of a user together.")
 @click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
 @with_store
@@ -70,36 +70,21 @@ def create(
         --classes none,mild,severe --epsilon 2
     """
     from labeldp.core.ledger import Budget
+    from labeldp.data.door import seal_column
+    from labeldp.mechanisms.users import UserVault
 
     store_of = store_class()
     allowed, delimiter = Budget(epsilon, delta), delimiter_of(delimiter)
     if bounds is None:
-        codes, count, grouping = _classes(table, label, classes, delimiter, users)
+        vault = seal_column(table, label, declared(classes), users=users, delimiter=delimiter)
     else:
         if classes or users:
             raise OptionError("--range is for numbers: leave out --classes and --users, or leave out --range")
-        codes, count = _levels(table, label, bounds, delimiter)
-        grouping = None
-    kept = store_of.open(where, key=key).create(name, codes, count, allowed, users=grouping)
+        check_range(bounds)
+        vault = seal_column(table, label, bounds=bounds, delimiter=delimiter)
+    grouping = vault.users if isinstance(vault, UserVault) else None
+    kept = store_of.open(where, key=key).create(name, vault, vault.num_classes, allowed, users=grouping)
     click.echo(f"{name}: {_described(kept)}. It cannot be changed; keep the store and its key.")
-
-
-def _classes(table: Path, label: str, classes: str | None, delimiter: str | None, users: str | None) -> Any:
-    """The number of every row's class, how many classes there are, and whose rows are whose."""
-    from labeldp.data.door import read_labels
-    from labeldp.mechanisms.users import Users
-
-    own = read_labels(table, label, declared(classes), delimiter=delimiter, public=users)
-    return own.codes, own.num_classes, None if own.public is None else Users(own.public)
-
-
-def _levels(table: Path, label: str, bounds: tuple[float, float], delimiter: str | None) -> Any:
-    """The level of every row's number, and how many levels there are."""
-    from labeldp.data.door import read_numbers
-    from labeldp.estimator.regressor import LEVELS, levels_of
-
-    check_range(bounds)
-    return levels_of(read_numbers(table, label, delimiter=delimiter).values, bounds), LEVELS
 
 
 @budget.command()
@@ -121,12 +106,12 @@ def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 @with_store
 def history(name: str, as_json: bool, where: str, key: Path | None) -> None:
-    """Who asked what of a data set, when, and what it came to."""
+    """Show who queried a data set, when, with what, and what came of it."""
     entries = store_class().open(where, key=key, create=False).history(name)
     if as_json:
         click.echo(json.dumps([_entry_values(entry) for entry in entries]))
         return
-    click.echo("\n".join(map(_entry_words, entries)) or f"nothing was asked of {name!r} yet")
+    click.echo("\n".join(map(_entry_words, entries)) or f"{name!r} has not been queried yet")
 
 
 @budget.command("key")
@@ -146,11 +131,10 @@ def account_of(
     source: Path, label: str, classes: list[str], delimiter: str | None, where: str, key: Path | None, note: str
 ) -> Account:
     """The account of a table's labels in a store, in which they must have a budget."""
-    from labeldp.data.door import read_labels
+    from labeldp.data.door import seal_column
 
     store = store_class().open(where, key=key, create=False)
-    own = read_labels(source, label, classes, delimiter=delimiter)
-    return store.account(own.codes, own.num_classes, note=note)
+    return store.account(seal_column(source, label, classes, delimiter=delimiter), len(classes), note=note)
 
 
 def store_class() -> type[BudgetStore]:

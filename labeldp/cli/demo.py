@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from labeldp.core.certificate import Certificate
-    from labeldp.data.door import Source
+    from labeldp.data.door import OpenLabels, OpenRows, PrivateData
     from labeldp.results.folder import Result
     from labeldp.results.training import Model
 
@@ -40,39 +40,44 @@ def run_demo(folder: Path, epsilon: float, say: Say) -> None:
         raise ValueError("; ".join(problems))
     write_page(gather(target, non_private=open_accuracy), page)
     say(f"\nWritten, and verified: the certificate holds\n  {target}/  the model, its certificate and its card")
-    say(f"  {page}  the same to look at, in a browser\n\nYour own table, in three commands:")
+    say(f"  {page}  the same as a page, for a browser\n\nYour own table, in three commands:")
     say(f"  labeldp train my.csv --label Y --classes A,B --epsilon {epsilon:g} --out my-model")
     say("  labeldp verify my-model\n  labeldp predict my-model new.csv --out predictions.csv")
 
 
 def _trained(target: Path, epsilon: float, say: Say) -> tuple[Certificate, float]:
     """The certificate of the model in its folder, and the accuracy without privacy."""
-    from labeldp.data.door import named_source
+    from labeldp.data.door import read
     from labeldp.results.folder import drafting
     from labeldp.results.training import result_of, trained
 
     begun = time.perf_counter()
     with drafting(target) as draft:
-        source = named_source("adult")
-        secret = f"secret label '{source.label}' ∈ {{{', '.join(source.classes)}}}"
-        say(f"Adult census income: {len(source.train):,} people, {len(source.described)} public columns, {secret}")
-        model = trained(source, epsilon)
+        data = read("adult")
+        secret = f"secret label '{data.label}' ∈ {{{', '.join(data.classes)}}}"
+        say(f"Adult census income: {len(data):,} people, {len(data.described)} public columns, {secret}")
+        model = trained(data, epsilon)
         run = {"table": "adult", "epsilon": epsilon, "device": "cpu", "seed": 0}
-        result = result_of(source, model, epsilon, None, run)
+        result = result_of(data, model, epsilon, None, run)
         certificate = draft.write(result)
-        told = f"Trained at epsilon {epsilon:g} in {time.perf_counter() - begun:.0f} s by {result.story.method}, chosen"
-        say(f"{told} because\n  {result.story.reason}")
-        table, open_accuracy = _comparison(source, model, result, epsilon)
-        say(f"\nOn {len(_test(source)):,} other people, whose incomes are open\n{table}")
+        trained_by = (
+            f"Trained at epsilon {epsilon:g} in {time.perf_counter() - begun:.0f} s by {result.story.method}, chosen"
+        )
+        say(f"{trained_by} because\n  {result.story.reason}")
+        table, open_accuracy = _comparison(data, model, result, epsilon)
+        say(f"\nOn {len(_test(data)):,} other people, whose incomes are open\n{table}")
     return certificate, open_accuracy
 
 
-def _comparison(source: Source, model: Model, result: Result, epsilon: float) -> tuple[str, float]:
-    """The private model between two others on the same public features. Adult is public, so here we may look."""
-    rows, others = (_encoded(model, part.features) for part in (source.train, _test(source)))
-    codes, truth = source.train.labels.codes, _test(source).labels.codes
-    open_model = _logistic(rows, codes, others, truth)
-    naive = _logistic(rows, _responses(codes, epsilon), others, truth)
+def _comparison(data: PrivateData, model: Model, result: Result, epsilon: float) -> tuple[str, float]:
+    """The private model between two others on the same public features. Adult is published, so its labels may open."""
+    from labeldp.mechanisms.responses import RandomizedResponse
+
+    test = _test(data)
+    rows, others = (_encoded(model, features) for features in (data.features, test.features))
+    responses = data.vault.release(RandomizedResponse(epsilon, 2)).hard()
+    naive = _logistic(rows, responses, others, test.labels)
+    open_model = _logistic(rows, data.vault.reveal("Adult is published: what privacy costs"), others, test.labels)
     lines = [
         (f"labeldp, epsilon {epsilon:g} ({result.story.method})", result.metrics["test"]),
         (f"randomized response at epsilon {epsilon:g}, logistic regression", naive),
@@ -82,10 +87,10 @@ def _comparison(source: Source, model: Model, result: Result, epsilon: float) ->
     return "\n".join([f"  {'':<54} accuracy    AUC", *rows_of_text]), open_model["accuracy"]
 
 
-def _test(source: Source) -> Any:
-    if source.test is None:
-        raise ValueError(f"{source.name} has no open rows to compare on")
-    return source.test
+def _test(data: PrivateData) -> OpenRows:
+    if data.test is None:
+        raise ValueError(f"{data.name} has no open rows to compare on")
+    return data.test
 
 
 def _encoded(model: Model, features: Any) -> np.ndarray:
@@ -94,18 +99,10 @@ def _encoded(model: Model, features: Any) -> np.ndarray:
     return estimator._encode(estimator._read(features, reset=False))[0].cpu().numpy()
 
 
-def _responses(codes: np.ndarray, epsilon: float) -> np.ndarray:
-    """One private answer per row, taken for the truth."""
-    from labeldp.core.vault import LabelVault
-    from labeldp.mechanisms.responses import RandomizedResponse
-
-    return LabelVault(codes, 2).release(RandomizedResponse(epsilon, 2)).hard()
-
-
-def _logistic(rows: np.ndarray, codes: np.ndarray, others: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+def _logistic(rows: np.ndarray, codes: np.ndarray, others: np.ndarray, truth: OpenLabels) -> dict[str, Any]:
     from sklearn.linear_model import LogisticRegression
 
     from labeldp.results.measure import measured
 
     fitted = LogisticRegression(C=1.0, max_iter=1000, tol=1e-3).fit(rows, codes)
-    return measured(fitted.predict_proba(others), truth)
+    return measured(fitted.predict_proba(others), truth.values)

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from labeldp.recipes.catalogue import AUTO, canonical, keys
+
 
 class OptionError(ValueError):
     """An option that cannot be meant. One sentence that says what to do."""
@@ -36,6 +38,17 @@ class Names(click.ParamType):
         if isinstance(value, str):
             return tuple(names_in(value))
         return tuple(str(name) for name in value)
+
+
+class Method(click.Choice):
+    """A recipe's key, or "auto"; - is read as _."""
+
+    def __init__(self) -> None:
+        super().__init__(tuple(dict.fromkeys((AUTO, *keys("classes"), *keys("numbers")))))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the method as the catalogue spells it."""
+        return super().convert(canonical(value) if isinstance(value, str) else value, param, ctx)
 
 
 class Amount(click.ParamType):
@@ -78,8 +91,8 @@ def takes_config(command: click.Command) -> None:
         for inner in command.commands.values():
             takes_config(inner)
         return
-    told = "Take options from this TOML file, from the table named after the command."
-    option = click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", is_eager=True, help=told)
+    purpose = "Take options from this TOML file, from the table named after the command."
+    option = click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", is_eager=True, help=purpose)
     option.expose_value, option.callback = False, _load
     command.params.append(option)
 
@@ -136,7 +149,7 @@ def _unknown(key: str, known: list[str]) -> str:
 
 
 def refuse_idle(chosen: str, **options: object) -> None:
-    """Refuse options that would be ignored: silence would be taken for an answer."""
+    """Refuse options that would be ignored: silence would be taken for consent."""
     idle = [f"--{name}" for name, value in options.items() if value is not None]
     if idle:
         raise Refusal(f"{' and '.join(idle)} mean nothing with {chosen}; leave them out")

@@ -73,7 +73,7 @@ def plan(
     if as_json:
         click.echo(json.dumps(choice.to_json()))
         return
-    from labeldp.choosing.choice import show
+    from labeldp.choosing.show import show
 
     show(choice)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from labeldp.atomic import replacing
 from labeldp.cli.options import Names, OptionError, delimiter_of, option_values
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def predict(
 ) -> None:
     """Predict the labels of a table's rows, classes or numbers, with a model that labeldp train wrote.
 
-    TABLE has the columns that the model was trained on, in any order; others are not looked at. A model of pictures
+    TABLE has the columns that the model was trained on, in any order; others are ignored. A model of images
     takes the name of a data set, and predicts its test part. This costs no privacy, however often it is done.
 
     \b
@@ -112,18 +112,16 @@ def _predicted(model: Model, table: str, keep: tuple[str, ...], delimiter: str |
 
 def _inputs(model: Model, table: str, keep: tuple[str, ...], delimiter: str | None) -> tuple[Any, dict[str, Any]]:
     """What the model reads, and the columns to copy."""
-    from labeldp.data.door import NAMES, conformed, new_images, read_public
+    from labeldp.data.columns import read_like
+    from labeldp.data.door import NAMES, read
 
-    if model.columns is None:
-        if table not in NAMES or keep:
-            raise OptionError("the model was trained on pictures; give the name of a data set of them, and no --keep")
-        return new_images(table), {}
-    texts = [column.name for column in model.columns if column.kind == "category"]
-    rows = read_public(Path(table), delimiter=delimiter, as_text=(*texts, *keep))
-    missing = [name for name in keep if name not in rows.column_names]
-    if missing:
-        raise OptionError(f"--keep: there is no column {missing[0]!r} in {table}; check the spelling (case matters)")
-    return conformed(rows, model.columns), {name: rows.column(name) for name in keep}
+    if model.columns is not None:
+        rows, kept = read_like(Path(table), model.columns, delimiter, keep)
+        return rows, {name: kept.column(name) for name in keep}
+    if table not in NAMES or keep:
+        raise OptionError("the model was trained on images; give the name of a data set of them, and no --keep")
+    opened = read(table).test
+    return None if opened is None else opened.features, {}
 
 
 def _print_csv(found: pa.Table) -> None:
@@ -140,19 +138,16 @@ def _write(found: pa.Table, out: Path, run: dict[str, Any]) -> None:
     import pyarrow.csv as pacsv
     import pyarrow.parquet as pq
 
-    from labeldp.results import toml
+    from labeldp.results.writing import to_toml
 
-    draft = out.with_name(f".{out.name}.{secrets.token_hex(6)}.part")
     try:
-        pacsv.write_csv(found, draft) if out.suffix.lower() == ".csv" else pq.write_table(found, draft)
-        _config_path(out).write_text(toml.dumps({"predict": run}), encoding="utf-8")
-        os.rename(draft, out)
+        with replacing(out) as draft:
+            pacsv.write_csv(found, draft) if out.suffix.lower() == ".csv" else pq.write_table(found, draft)
+            _config_path(out).write_text(to_toml({"predict": run}), encoding="utf-8")
     except BaseException:
         with suppress(OSError):
             _config_path(out).unlink(missing_ok=True)
         raise
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`labeldp report`: a folder with a model in, one HTML page out."""
+"""Run `labeldp report`: a folder with a model in, one HTML page out."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from labeldp.cli.options import OptionError
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write; replaced where it exists.  [default: "
               "FOLDER.html beside the folder]")  # fmt: skip
-@click.option("--audit", type=click.Path(path_type=Path), help="What labeldp audit --json printed.  [default: "
+@click.option("--audit", type=click.Path(path_type=Path), help="The output of labeldp audit --json.  [default: "
               "audit.json in the folder, where there is one]")  # fmt: skip
 @click.option("--beside", multiple=True, type=click.Path(path_type=Path), help="Another result folder of the same data "
               "to compare with (may be repeated).")  # fmt: skip
 @click.option("--non-private", type=float, help="Accuracy (R² for a number) without privacy, from 0 to 1, "
               "where you know it.")  # fmt: skip
-@click.option("--quiet", is_flag=True, help="Say nothing.")
+@click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(
     folder: Path | None,
@@ -34,14 +34,17 @@ def report(
     """Write one HTML page about a result: the promise in words, its cost, how good it is, how to check it.
 
     The page needs no network, and costs no privacy: it is made of what labeldp train wrote. It is not put into the
-    folder, whose files are certified. Exit code 1 where the folder does not verify; the page then says so, too.
+    folder, whose files are certified. The exit code is 1 where the folder does not verify; the page says so, too.
 
     \b
     labeldp report model
     labeldp report model --beside model-eps-4 --non-private 0.872 --out model.html
     """
-    from labeldp.results.facts import gather
-    from labeldp.results.report import write_page
+    try:
+        from labeldp.results.facts import gather
+        from labeldp.results.report import write_page
+    except ImportError as error:
+        raise OptionError(str(error)) from None
 
     if folder is None:
         raise OptionError("give a folder that labeldp train wrote, as in: labeldp report model")

@@ -1,4 +1,7 @@
-"""`labeldp reproduce`: a paper's table beside ours."""
+"""`labeldp reproduce`: train the missing runs of a paper's table, and print our mean ± spread beside its figures.
+
+Runner, settings, figures and results are files of a checkout, in `experiments/`; the installed package has none.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,57 @@ import click
 from labeldp.cli.options import Refusal
 from labeldp.data.files import MissingDataError
 
-# --- reproduce --------------------
-#
-# A paper's table again: train the runs that are missing, print our mean ± spread beside the paper's figure.
-#
-# Runner, settings, figures and results are files of a checkout, in `experiments/`; the installed package has none.
-
-
 _INDEX = Path("experiments") / "tables.toml"
 
 
+@click.command("reproduce")
+@click.argument("table", required=False)
+@click.option("--list", "show_list", is_flag=True, help="Show the tables there are.")
+@click.option("--quick", is_flag=True, help="One seed and few epochs; kept apart from the results.")
+@click.option("--seeds", type=click.IntRange(1), help="Runs per setting.  [default: as the settings say]")
+@click.option("--epsilon", "epsilons", type=float, multiple=True, help="Only this epsilon (may be repeated).")
+@click.option("--method", "methods", multiple=True, help="Only this method, such as lp-2st (may be repeated).")
+@click.option("--device", help="Where to train.  [default: cuda where there is one, else cpu]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Result lines, appended to.  "
+              "[default: the table's file in experiments/results]")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Trainings at once.")
+def reproduce_table(
+    table: str | None,
+    show_list: bool,
+    quick: bool,
+    seeds: int | None,
+    epsilons: tuple[float, ...],
+    methods: tuple[str, ...],
+    device: str | None,
+    out: Path | None,
+    jobs: int,
+) -> None:
+    """Train a paper's table again and print our mean ± spread beside the paper's values.
+
+    Works in a checkout, on data sets found through LABELDP_DATA. A run that has its line already is not trained
+    again, so an interrupted command goes on where it stopped.
+
+    \b
+    labeldp reproduce --list
+    labeldp reproduce ghazi2021-table4 --epsilon 1 --epsilon 2 --method lp-2st
+    """
+    if (table is None) != show_list:
+        raise Refusal("give the name of one table, or --list to see which there are")
+    if quick and seeds is not None:
+        raise Refusal("--quick is one seed; leave out --seeds")
+    if table is None:
+        click.echo(known_tables())
+        return
+    click.echo(
+        reproduce(
+            table, quick=quick, seeds=seeds, epsilons=epsilons, methods=methods, device=device, out=out, jobs=jobs
+        )
+    )
+
+
 def checkout() -> Path:
-    """The checkout this package belongs to, else the one we stand in."""
-    places = (Path(__file__).resolve().parents[1], Path.cwd())
+    """Return the checkout this package belongs to, else the one we stand in."""
+    places = (Path(__file__).resolve().parents[2], Path.cwd())
     found = next((place for place in places if (place / _INDEX).is_file()), None)
     if found is None:
         raise ValueError(
@@ -38,7 +79,7 @@ def checkout() -> Path:
 
 
 def _part(name: str) -> Any:
-    """A module of the checkout's runner."""
+    """Import a module of the checkout's runner."""
     root = str(checkout())
     if root not in sys.path:
         sys.path.insert(0, root)
@@ -46,7 +87,7 @@ def _part(name: str) -> Any:
 
 
 def known_tables() -> str:
-    """Every table that can be reproduced, one to a line."""
+    """Return every table that can be reproduced, one to a line."""
     tables = _part("tables").tables()
     width = max(map(len, tables))
     return "\n".join(f"{name:<{width}}  {table.title}" for name, table in tables.items())
@@ -88,7 +129,7 @@ def _train(left: list[Any], done: int, out: Path, device: str | None, jobs: int)
 
 @contextmanager
 def _one_sentence(out: Path) -> Generator[None]:
-    """Whatever stops a sweep, said in one sentence that does not forget the runs already kept."""
+    """Turn whatever stops a sweep into one sentence that does not forget the runs already kept."""
     kept = f"Finished runs are kept in {out}; the same command goes on from there"
     try:
         yield
@@ -109,7 +150,7 @@ def _one_sentence(out: Path) -> Generator[None]:
 
 @contextmanager
 def _bars(left: list[Any], done: int) -> Generator[Callable[[Any], None]]:
-    """Progress bars on stderr: one over runs, one over the epochs of each run under way."""
+    """Show progress bars on stderr: one over runs, one over the epochs of each run under way."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -135,49 +176,3 @@ def _bars(left: list[Any], done: int) -> Generator[Callable[[Any], None]]:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         yield tell
-
-
-@click.command("reproduce")
-@click.argument("table", required=False)
-@click.option("--list", "show_list", is_flag=True, help="Show the tables there are.")
-@click.option("--quick", is_flag=True, help="One seed and few epochs; kept apart from the results.")
-@click.option("--seeds", type=click.IntRange(1), help="Runs per setting.  [default: as the settings say]")
-@click.option("--epsilon", "epsilons", type=float, multiple=True, help="Only this epsilon (may be repeated).")
-@click.option("--method", "methods", multiple=True, help="Only this method, such as lp-2st (may be repeated).")
-@click.option("--device", help="Where to train.  [default: cuda where there is one, else cpu]")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Result lines, appended to.  "
-              "[default: the table's file in experiments/results]")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Trainings at once.")
-def reproduce_table(
-    table: str | None,
-    show_list: bool,
-    quick: bool,
-    seeds: int | None,
-    epsilons: tuple[float, ...],
-    methods: tuple[str, ...],
-    device: str | None,
-    out: Path | None,
-    jobs: int,
-) -> None:
-    """Train a paper's table again and print our mean ± spread beside the paper's values.
-
-    Works in a checkout, on data sets found through LABELDP_DATA. A run that has its line already is not trained
-    again, so an interrupted command goes on where it stopped.
-
-    \b
-    labeldp reproduce --list
-    labeldp reproduce ghazi2021-table4 --epsilon 1 --epsilon 2 --method lp-2st
-    """
-
-    if (table is None) != show_list:
-        raise Refusal("give the name of one table, or --list to see which there are")
-    if quick and seeds is not None:
-        raise Refusal("--quick is one seed; leave out --seeds")
-    if table is None:
-        click.echo(known_tables())
-        return
-    click.echo(
-        reproduce(
-            table, quick=quick, seeds=seeds, epsilons=epsilons, methods=methods, device=device, out=out, jobs=jobs
-        )
-    )

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli.options import DELTA, EPSILON, Names, OptionError, check_range, delimiter_of, option_values
+from labeldp.cli.options import DELTA, EPSILON, Method, Names, OptionError, check_range, delimiter_of, option_values
+from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
 
 if TYPE_CHECKING:
-    from labeldp.data.door import Source
+    from labeldp.data.door import PrivateData
 
 
-# As in labeldp.estimator.methods, which needs torch; a test compares the two.
-METHODS = (
-    "auto", "one_shot", "one_shot+linear", "one_shot+student", "rounds", "one_shot_prior", "cluster_votes", "rr",
-    "forward", "debiased", "lp_mst", "ssl_prior", "alibi", "labeldp_pro", "dp_sgd",
-)  # fmt: skip
-# As in labeldp.estimator.regressor, alike.
-NUMBER_METHODS = ("auto", "one_shot", "binned_regression")
 TASKS = ("classification", "regression")
 Report = Callable[[Any], None]
 
@@ -40,9 +34,8 @@ Report = Callable[[Any], None]
 @click.option("--delta", type=DELTA, help="0 leaves out what needs Gaussian noise.  [default: a tenth of one over the "
               "rows, at most 1e-5]")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="The folder to write; must not exist.")
-@click.option("--method", type=click.Choice(tuple(dict.fromkeys((*METHODS, *NUMBER_METHODS)))), default="auto",
-              show_default=True, help="The recipe; see labeldp plan. For a number: one_shot or "
-              "binned_regression.")  # fmt: skip
+@click.option("--method", type=Method(), default=AUTO, show_default=True, help="The recipe; see labeldp plan. For a "
+              f"number: {' or '.join(keys('numbers'))}.")  # fmt: skip
 @click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
               "with.")  # fmt: skip
 @click.option("--drop", type=Names(), help="Columns to leave out, such as an id, comma-separated.")
@@ -77,7 +70,7 @@ def train(
 ) -> None:
     """Train a model on secret labels and write it to a folder, with its certificate.
 
-    TABLE is a Parquet or CSV file with one row per label, or the name of a data set: adult, or pictures found through
+    TABLE is a Parquet or CSV file with one row per label, or the name of a data set: adult, or images found through
     LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100, cinic10). Every other column is a public feature;
     missing cells are fine. The folder may be given to anyone: epsilon holds whatever they do with it.
 
@@ -95,20 +88,20 @@ def train(
     with drafting(out) as draft, _progress(table, epsilon, silent) as report:
         check_device(device)
         _check_delta(method, delta)
-        source = _source(table, label, classes, bounds, tuple(drop or ()), delimiter_of(delimiter), test)
+        data = _data(table, label, classes, bounds, tuple(drop or ()), delimiter_of(delimiter), test)
         training = needed_training()
         model = training.trained(
-            source, epsilon, delta=delta, method=method, device=device, seed=seed, store=_store(store, key),
+            data, epsilon, delta=delta, method=method, device=device, seed=seed, store=_store(store, key),
             note=f"train {out.name}", report=report,
         )  # fmt: skip
         run = option_values(ctx, without=("out", "quiet", "json"))
-        result = training.result_of(source, model, epsilon, delta, run)
+        result = training.result_of(data, model, epsilon, delta, run)
         certificate = draft.write(result)
     if as_json:
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
         click.echo(json.dumps({**found, "certificate": certificate.to_json()}))
     elif not quiet:
-        click.echo(_summary(result, out, source, time.perf_counter() - begun))
+        click.echo(_summary(result, out, data.left_out, time.perf_counter() - begun))
 
 
 def _required(table: str | None, epsilon: float | None, out: Path | None) -> tuple[str, float, Path]:
@@ -123,7 +116,7 @@ def _required(table: str | None, epsilon: float | None, out: Path | None) -> tup
 
 def _check_task(task: str, method: str, classes: tuple[str, ...] | None, bounds: tuple[float, float] | None) -> None:
     """Refuse options of the other task, and a range that is none."""
-    known = METHODS if task == "classification" else NUMBER_METHODS
+    known = (AUTO, *keys("classes" if task == "classification" else "numbers"))
     if method not in known:
         raise OptionError(f"--method {method} is not for --task {task}; choose one of {', '.join(known)}")
     if task == "classification":
@@ -153,16 +146,14 @@ def check_device(device: str) -> None:
 
 
 def _check_delta(method: str, delta: float | None) -> None:
-    from labeldp.choosing.recipes import BY_NAME
-
-    if delta == 0 and method in BY_NAME and BY_NAME[method].needs_delta:
+    if delta == 0 and method != AUTO and BY_KEY[method].needs_delta:
         raise OptionError(
             f"--method {method} needs a --delta above 0, say 1e-5 (less than one over the number of rows); leave out "
             "--delta 0, or choose --method auto"
         )
 
 
-def _source(
+def _data(
     table: str,
     label: str | None,
     classes: tuple[str, ...] | None,
@@ -170,8 +161,8 @@ def _source(
     drop: tuple[str, ...],
     delimiter: str | None,
     test: Path | None,
-) -> Source:
-    from labeldp.data.door import NAMES, named_source, table_source
+) -> PrivateData:
+    from labeldp.data.door import NAMES, read
 
     if table in NAMES and not Path(table).exists():
         idle = {"--label": label, "--classes": classes, "--drop": drop, "--delimiter": delimiter, "--test": test}
@@ -182,7 +173,7 @@ def _source(
             raise OptionError(f"{' and '.join(given)} mean nothing with the data set {table!r}; leave them out")
         if bounds is not None:
             raise OptionError(f"the labels of the data set {table!r} are classes; leave out --task and --range")
-        return named_source(table)
+        return read(table)
     if not Path(table).exists() and not Path(table).suffix:
         raise OptionError(
             f"there is no file {table!r}, and no data set of that name; the data sets are {', '.join(NAMES)}"
@@ -191,7 +182,7 @@ def _source(
         raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
     how: dict[str, Any] = {"drop": drop, "delimiter": delimiter, "test": test}
     if bounds is not None:
-        return table_source(Path(table), label, bounds=bounds, **how)
+        return read(table, label, bounds=bounds, **how)
     if not classes:
         raise OptionError(
             "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
@@ -199,7 +190,7 @@ def _source(
         )
     if len(classes) < 2:
         raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
-    return table_source(Path(table), label, classes, **how)
+    return read(table, label, classes, **how)
 
 
 def _store(where: str | None, key: Path | None) -> Any:
@@ -221,7 +212,7 @@ def needed_training() -> Any:
     return training
 
 
-def _summary(result: Any, out: Path, source: Source, seconds: float) -> str:
+def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) -> str:
     from labeldp.results.card import promise
     from labeldp.results.words import at_most
 
@@ -231,8 +222,8 @@ def _summary(result: Any, out: Path, source: Source, seconds: float) -> str:
         f"{at_most(certificate.epsilon)}, delta {at_most(certificate.delta)}.",
         promise(certificate),
     ]
-    if source.left_out:
-        lines.append(f"Left out, because they hold one value in all rows: {', '.join(source.left_out)}.")
+    if left_out:
+        lines.append(f"Left out, because they hold one value in all rows: {', '.join(left_out)}.")
     if test:
         lines.append(f"On {test['rows']:,} rows with open labels: {_measured(test)}.")
     return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
@@ -259,23 +250,23 @@ def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None
 
     columns = (
         SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-        TextColumn("ε {task.fields[spent]} of {task.fields[asked]:g}"), TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("ε {task.fields[spent]} of {task.fields[allowed]:g}"), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"{Path(what).name}: reading", total=None, spent="0", asked=epsilon)
+        task = bar.add_task(f"{Path(what).name}: reading", total=None, spent="0", allowed=epsilon)
 
-        def report(told: Any) -> None:
-            spent = _spent(told)
+        def report(progress: Any) -> None:
+            spent = _spent(progress)
             shown: dict[str, Any] = {} if spent is None else {"spent": spent}
-            total = None if told.share is None else 1.0
-            said = f"{Path(what).name}: {told.phase}, {told.detail}"
-            bar.update(task, description=said, completed=told.share or 0.0, total=total, **shown)
+            total = None if progress.share is None else 1.0
+            shown_as = f"{Path(what).name}: {progress.phase}, {progress.detail}"
+            bar.update(task, description=shown_as, completed=progress.share or 0.0, total=total, **shown)
 
         yield report
 
 
-def _spent(told: Any) -> str | None:
-    """What to show as spent, rounded up: by the steps drawn so far, or by all looks where they are paid for at once."""
+def _spent(progress: Any) -> str | None:
+    """Return what to show as spent, rounded up: by the steps drawn so far, or by all queries if paid for at once."""
     from labeldp.results.words import at_most
 
-    return None if told.epsilon is None else at_most(told.epsilon, 3)
+    return None if progress.epsilon is None else at_most(progress.epsilon, 3)

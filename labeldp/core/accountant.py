@@ -1,18 +1,18 @@
-"""From looks to ε and δ: the tightest accountant that is exact for the looks at hand.
+"""From queries to ε and δ: the tightest accountant that is exact for the queries at hand.
 
 ========================================  ==================================================================
-looks                                     accountant
+queries                                   accountant
 ========================================  ==================================================================
 any non-private one                       ε = ∞
 pure only, δ = 0                          the sum
 pure only, δ > 0                          randomized responses composed exactly (Kairouz, Oh & Viswanath 2015)
 Gaussian only                             one Gaussian with μ² = Σ μᵢ² (Dong, Roth & Su 2022)
-one look                                  its own privacy profile
+one query                                 its own privacy profile
 everything else                           :mod:`labeldp.core.pld`
 ========================================  ==================================================================
 
-Answers are never below the truth. ε is at most about 1e-6 (relative) above it, except where the grid had to be
-coarsened: beyond about 1e6 looks, or tiny rates with rare large losses (rate 1e-6 over 1e5 looks), it may be 1e-4
+Results are never below the truth. ε is at most about 1e-6 (relative) above it, except where the grid had to be
+coarsened: beyond about 1e6 queries, or tiny rates with rare large losses (rate 1e-6 over 1e5 queries), it may be 1e-4
 to several percent above.
 """
 
@@ -26,17 +26,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from labeldp.core.events import (
-    FixedSizeGaussian,
-    Gaussian,
-    NonPrivate,
-    PoissonGaussian,
-    PublicBatchGaussian,
-    PureDP,
-    Queries,
-    Query,
-    TeacherVoting,
-)
+from labeldp.core.events import Gaussian, NonPrivate, PureDP, Queries, Query
 from labeldp.core.gaussian import (
     AccountingError,
     expit,
@@ -54,7 +44,7 @@ _MAX_ATOMS = 20_000
 
 
 def epsilon(queries: Iterable[Query], delta: float) -> float:
-    """Smallest ε the looks together guarantee at ``delta``, rounded up.
+    """Return the smallest ε the queries together guarantee at ``delta``, rounded up.
 
     >>> epsilon([Query(PureDP(0.5), 2)], 0.0)
     1.0
@@ -64,7 +54,7 @@ def epsilon(queries: Iterable[Query], delta: float) -> float:
 
 
 def delta(queries: Iterable[Query], epsilon: float) -> float:
-    """Smallest δ the looks together guarantee at ``epsilon``, rounded up.
+    """Return the smallest δ the queries together guarantee at ``epsilon``, rounded up.
 
     >>> delta([Query(PureDP(0.5), 2)], 1.0)
     0.0
@@ -75,7 +65,7 @@ def delta(queries: Iterable[Query], epsilon: float) -> float:
 
 
 def accountant_name(queries: Iterable[Query], delta: float) -> str:
-    """Which accountant answers for these looks, in words."""
+    """Say in words which accountant is the one for these queries."""
     _check_delta(delta)
     merged = _merged(queries)
     if not merged:
@@ -84,11 +74,9 @@ def accountant_name(queries: Iterable[Query], delta: float) -> str:
         return "infinite"
     if _pure(merged):
         return "sum of pure epsilons" if delta == 0 else "composed randomized responses"
-    if _gaussian_only(merged):
+    if _gaussian(merged):
         return "Gaussian closed form"
-    if _single(merged):
-        return "privacy profile of one look"
-    return "privacy loss distribution, connect-the-dots"
+    return "privacy profile of one query" if _single(merged) else "privacy loss distribution, connect-the-dots"
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +87,7 @@ def _epsilon(queries: Queries, delta: float) -> float:
         return math.inf
     if _pure(queries):
         return _pure_epsilon(queries, delta)
-    if _gaussian_only(queries):
+    if _gaussian(queries):
         return gaussian_epsilon(_total_mu(queries), delta)
     if _single(queries):
         # δ(ε) ≤ P(L > ε), so ε need not be searched beyond this.
@@ -113,7 +101,7 @@ def _delta(queries: Queries, epsilon: float) -> float:
         return 1.0 if queries else 0.0
     if math.isinf(epsilon) or (_pure(queries) and epsilon >= _pure_sum(queries)):
         return 0.0
-    if _gaussian_only(queries):
+    if _gaussian(queries):
         return gaussian_delta(_total_mu(queries), epsilon)
     if _single(queries):
         return float(queries[0].event.profile(epsilon)[0])
@@ -123,34 +111,28 @@ def _delta(queries: Queries, epsilon: float) -> float:
 
 
 def _merged(queries: Iterable[Query]) -> Queries:
-    """Free looks dropped, equal events counted together, Gaussians joined into one; order does not matter."""
+    """Drop free queries, count equal events together, join Gaussians into one; order does not matter."""
     counts: dict[Query, int] = {}
     for query in queries:
         if query.times and not query.event.free:
             counts[Query(query.event)] = counts.get(Query(query.event), 0) + query.times
     merged = sorted((Query(one.event, times) for one, times in counts.items()), key=repr)
-    shifts = [query for query in merged if _mu(query) is not None]
+    shifts = [query for query in merged if query.event.mu is not None]
     if len(shifts) > 1 or any(query.times > 1 for query in shifts):
         joint = Query(Gaussian(1.0, _total_mu(tuple(shifts))))
-        merged = [*(query for query in merged if _mu(query) is None), joint]
+        merged = [*(query for query in merged if query.event.mu is None), joint]
     return tuple(merged)
 
 
-def _mu(query: Query) -> float | None:
-    """Distance of means if the event is a plain Gaussian one, a vote, or a sampled one that always samples."""
-    event = query.event
-    if isinstance(event, Gaussian | TeacherVoting):
-        return event.mu
-    sampled = isinstance(event, PoissonGaussian | FixedSizeGaussian | PublicBatchGaussian)
-    return event.diameter / event.noise_std if sampled and event.rate == 1 else None
-
-
 def _total_mu(queries: Queries) -> float:
-    return math.sqrt(math.fsum(query.times * (_mu(query) or 0.0) ** 2 for query in queries))
+    return math.sqrt(math.fsum(query.times * (query.event.mu or 0.0) ** 2 for query in queries))
 
 
-def _gaussian_only(queries: Queries) -> bool:
-    return all(_mu(query) is not None for query in queries)
+# -- which kind of queries -----------------------------------------------------------------------------------
+
+
+def _gaussian(queries: Queries) -> bool:
+    return all(query.event.mu is not None for query in queries)
 
 
 def _pure(queries: Queries) -> bool:
@@ -162,18 +144,17 @@ def _single(queries: Queries) -> bool:
 
 
 def _infinite(queries: Queries) -> bool:
-    return any(
-        isinstance(query.event, NonPrivate) or (isinstance(query.event, PureDP) and math.isinf(query.event.epsilon))
-        for query in queries
-    )
+    events = [query.event for query in queries]
+    return any(isinstance(e, NonPrivate) or (isinstance(e, PureDP) and math.isinf(e.epsilon)) for e in events)
+
+
+# -- pure queries --------------------------------------------------------------------------------------------
 
 
 def _pure_sum(queries: Queries) -> float:
-    """The exact sum of the epsilons, rounded up to a float."""
-    exact = sum(
-        (query.times * Fraction(query.event.epsilon) for query in queries if isinstance(query.event, PureDP)),
-        Fraction(0),
-    )
+    """Return the exact sum of the epsilons, rounded up to a float."""
+    epsilons = ((query.times, query.event.epsilon) for query in queries if isinstance(query.event, PureDP))
+    exact = sum((times * Fraction(each) for times, each in epsilons), Fraction(0))
     nearest = float(exact)
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
@@ -198,7 +179,7 @@ def _pure_delta(queries: Queries, epsilon: float) -> float:
 
 @lru_cache(maxsize=64)
 def _pure_atoms(queries: Queries) -> tuple[Array, Array]:
-    """Every total loss Σ (2jₖ − tₖ)εₖ and its binomial probability, inflated by what logarithms may lose."""
+    """Return every total loss Σ (2jₖ − tₖ)εₖ and its binomial probability, inflated by what logarithms may lose."""
     losses, log_mass, slack = np.zeros(1), np.zeros(1), 1e-13
     for query in queries:
         if isinstance(query.event, PureDP):

@@ -1,13 +1,18 @@
-"""Closed forms for the Gaussian mechanism, accurate in relative terms far into the tails.
+"""Closed forms for the Gaussian mechanism, and tail sums of the discrete Gaussian, accurate far into the tails.
 
-Write Φ, φ for the standard normal law and density, m(x) = Φ(−x)/φ(x) for the Mills ratio, and μ for the
+Write Φ, φ for the standard normal distribution and density, m(x) = Φ(−x)/φ(x) for the Mills ratio, and μ for the
 distance of the two means in units of the noise. With z = μ/2 − ε/μ (Balle & Wang 2018)
 
     δ(ε) = Φ(z) − e^ε Φ(z − μ) = φ(z) [m(−z) − m(−z + μ)].
 
 The first form loses every digit when μ is small; the second, with the difference written as an integral
 of −m′(x) = 1 − x m(x) > 0, keeps them all.
+
+The discrete Gaussian N_Z(0, s²) has P(X = k) ∝ e^{−k²/(2s²)} (Canonne, Kamath & Steinke 2020).
 """
+
+# scipy ships no types: the few functions used from it are wrapped here.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -20,88 +25,59 @@ import numpy as np
 import scipy.special
 from numpy.typing import NDArray
 
-# --- special --------------------
-#
-# The few functions used from scipy, with types: scipy ships none.
-#
-# `scipy.optimize` and `scipy.fft` take a third of a second to load, so only what calls for them waits for that: many
-# commands compose nothing and solve nothing.
-
-
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-
-
 Array = NDArray[np.float64]
-Complex = NDArray[np.complex128]
 
 _special: Any = scipy.special
-
-
-def ndtr(x: Array) -> Array:
-    """Φ, the standard normal law."""
-    return _special.ndtr(x)
-
-
-def log_ndtr(x: Array) -> Array:
-    """log Φ."""
-    return _special.log_ndtr(x)
-
-
-def mills(x: Array) -> Array:
-    """Φ(−x)/φ(x)."""
-    return math.sqrt(math.pi / 2) * _special.erfcx(x / math.sqrt(2))
-
-
-def expit(x: float) -> float:
-    """1/(1 + e^{−x})."""
-    return float(_special.expit(x))
-
-
-def log_binomial(n: int, k: Array) -> Array:
-    """log of n over k."""
-    return _special.gammaln(n + 1.0) - _special.gammaln(k + 1.0) - _special.gammaln(n - k + 1.0)
-
-
-def root(function: Callable[[float], float], low: float, high: float, *, rtol: float = 1e-15) -> float:
-    """A zero of a function with a change of sign on [low, high] (Brent 1973)."""
-    import scipy.optimize
-
-    optimize: Any = scipy.optimize
-    return low if low == high else float(optimize.brentq(function, low, high, xtol=1e-300, rtol=rtol, maxiter=500))
-
-
-def fast_length(n: int) -> int:
-    """The next length the real transform is quick at."""
-    return int(_fourier().next_fast_len(n, real=True))
-
-
-def rfft(values: Array) -> Complex:
-    """Discrete Fourier transform of a real signal."""
-    return _fourier().rfft(values)
-
-
-def irfft(values: Complex, n: int) -> Array:
-    """Inverse of :func:`rfft`."""
-    return _fourier().irfft(values, n)
-
-
-def _fourier() -> Any:
-    import scipy.fft
-
-    return scipy.fft
-
-
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 # Relative accuracy granted to the special functions when a result must be rounded to the safe side.
 _ROUNDING = 1e-13
+# Beyond this many standard deviations a double-precision Gaussian weight is zero.
+_REACH = 38.6
+# Above this squared length of the moves the direct convolution of a small noise is too slow.
+MAX_SQUARED_MOVES = 64
 
 
 class AccountingError(ValueError):
     """A privacy question that cannot be answered soundly, with the reason."""
 
 
+# -- special functions ---------------------------------------------------------------------------------------
+
+
+def ndtr(x: Array) -> Array:
+    """Return Φ(x)."""
+    return _special.ndtr(x)
+
+
+def mills(x: Array) -> Array:
+    """Return Φ(−x)/φ(x)."""
+    return math.sqrt(math.pi / 2) * _special.erfcx(x / math.sqrt(2))
+
+
+def expit(x: float) -> float:
+    """Return 1/(1 + e^{−x})."""
+    return float(_special.expit(x))
+
+
+def log_binomial(n: int, k: Array) -> Array:
+    """Return the logarithm of n over k."""
+    return _special.gammaln(n + 1.0) - _special.gammaln(k + 1.0) - _special.gammaln(n - k + 1.0)
+
+
+def root(function: Callable[[float], float], low: float, high: float, *, rtol: float = 1e-15) -> float:
+    """Return a zero of a function with a change of sign on [low, high] (Brent 1973)."""
+    # A third of a second to load, and many commands solve nothing.
+    import scipy.optimize
+
+    optimize: Any = scipy.optimize
+    return low if low == high else float(optimize.brentq(function, low, high, xtol=1e-300, rtol=rtol, maxiter=500))
+
+
+# -- the Gaussian mechanism ----------------------------------------------------------------------------------
+
+
 def call_price(z: Array, r: float) -> Array:
-    """∫₀^∞ φ(z − t)(1 − e^{−rt}) dt = Φ(z) − e^{r²/2 − rz} Φ(z − r), without cancellation.
+    """Return ∫₀^∞ φ(z − t)(1 − e^{−rt}) dt = Φ(z) − e^{r²/2 − rz} Φ(z − r), without cancellation.
 
     The name is from finance: a Black-Scholes call is this integral, and so is every hockey-stick divergence
     between Gaussians. For r < 1/2 the difference of Mills ratios is integrated by Gauss-Legendre (12 nodes:
@@ -113,40 +89,36 @@ def call_price(z: Array, r: float) -> Array:
         return density * (0.5 * r) * ((1 - x * mills(x)) @ _WEIGHTS)
     near = np.minimum(z, 5.0)
     ratio = density * (mills(-near) - mills(r - near))
-    direct = ndtr(z) - np.exp(0.5 * r * r - r * z + log_ndtr(z - r))
+    direct = ndtr(z) - np.exp(0.5 * r * r - r * z + _special.log_ndtr(z - r))
     return np.where(z > 5.0, direct, ratio)
 
 
 def gaussian_profile(mu: float, eps: Array) -> Array:
-    """δ at every ε ≥ 0 for two unit Gaussians at distance ``mu``."""
+    """Return δ at every ε ≥ 0 for two unit Gaussians at distance ``mu``."""
     return np.zeros_like(eps) if mu == 0 else call_price(mu / 2 - eps / mu, mu)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Smallest δ of a Gaussian mechanism whose answer moves by ``mu`` noise standard deviations."""
+    """Return the smallest δ of a Gaussian mechanism whose output moves by ``mu`` noise standard deviations."""
     _check(mu=mu, epsilon=epsilon)
-    if math.isinf(epsilon):
-        return 0.0
-    return float(gaussian_profile(mu, np.array([epsilon]))[0])
+    return 0.0 if math.isinf(epsilon) else float(gaussian_profile(mu, np.array([epsilon]))[0])
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest ε of a Gaussian mechanism at ``delta``, rounded up.
+    """Return the smallest ε of a Gaussian mechanism at ``delta``, rounded up.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 6)
     4.377178
     """
-    _check(mu=mu)
-    _check_open_delta(delta)
+    _check(mu=mu, open_delta=delta)
     # Φ(z) ≤ δ at this ε, since Φ(−t) ≤ e^{−t²/2}: a bracket without search.
     upper = mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
     return smallest_epsilon(lambda eps: gaussian_delta(mu, eps), delta, upper)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Largest μ that is (ε, δ) private, rounded down: the inverse of :func:`gaussian_epsilon`."""
-    _check(epsilon=epsilon)
-    _check_open_delta(delta)
+    """Return the largest μ that is (ε, δ) private, rounded down: the inverse of :func:`gaussian_epsilon`."""
+    _check(epsilon=epsilon, open_delta=delta)
 
     def excess(log_mu: float) -> float:
         return _log(gaussian_delta(math.exp(log_mu), epsilon)) - math.log(delta)
@@ -160,7 +132,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def analytic_gaussian_std(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Noise standard deviation for an L2 ``sensitivity``, rounded up (Balle & Wang 2018).
+    """Return the noise standard deviation for an L2 ``sensitivity``, rounded up (Balle & Wang 2018).
 
     >>> round(analytic_gaussian_std(1.0, 1e-5, 2**0.5), 5)
     5.27591
@@ -170,7 +142,7 @@ def analytic_gaussian_std(epsilon: float, delta: float, sensitivity: float) -> f
 
 
 def smallest_epsilon(profile: Callable[[float], float], delta: float, upper: float) -> float:
-    """Smallest ε ≥ 0 with profile(ε) ≤ δ, rounded up; the profile falls steadily and is ≤ δ at ``upper``."""
+    """Return the smallest ε ≥ 0 with profile(ε) ≤ δ, rounded up; the profile falls and is ≤ δ at ``upper``."""
     if profile(0.0) <= delta:
         return 0.0
 
@@ -190,35 +162,22 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else -1e4
 
 
-def _check(**arguments: float) -> None:
+def _check(open_delta: float = 0.5, **arguments: float) -> None:
     for name, value in arguments.items():
         if not value >= 0 or (math.isinf(value) and name != "epsilon"):
             raise AccountingError(f"{name} must be a finite number ≥ 0, got {value!r}.")
-
-
-def _check_open_delta(delta: float) -> None:
-    if not 0 < delta < 1:
+    if not 0 < open_delta < 1:
         raise AccountingError(
-            f"delta must lie strictly between 0 and 1 for a Gaussian mechanism, got {delta!r}: Gaussian "
+            f"delta must lie strictly between 0 and 1 for a Gaussian mechanism, got {open_delta!r}: Gaussian "
             "noise is never pure. Choose delta well below one over the number of rows, for example 1e-6."
         )
 
 
-# --- discrete --------------------
-#
-# Tail sums of the discrete Gaussian N_Z(0, s²), P(X = k) ∝ e^{−k²/(2s²)}, and of its integer combinations.
-#
-# Reference: Canonne, Kamath & Steinke 2020, The Discrete Gaussian for Differential Privacy.
-
-
-# Beyond this many standard deviations a double-precision Gaussian weight is zero.
-_REACH = 38.6
-# Above this squared length of the moves the direct convolution of a small noise is too slow.
-MAX_SQUARED_MOVES = 64
+# -- the discrete Gaussian -----------------------------------------------------------------------------------
 
 
 def reduced(moves: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Greatest common divisor g of the moves, and the non-zero moves divided by it."""
+    """Return the greatest common divisor g of the moves, and the non-zero moves divided by it."""
     g = math.gcd(*moves)
     return g, tuple(sorted(abs(m) // g for m in moves if m))
 
@@ -236,7 +195,7 @@ def smooth_enough(noise_std: float, moves: tuple[int, ...]) -> bool:
 
 @lru_cache(maxsize=8)
 def upper_tail(noise_std: float, moves: tuple[int, ...]) -> Array:
-    """S[k] = P(Y > k) for k = 0, 1, …, where Y = Σ mᵢXᵢ for coprime positive moves."""
+    """Return S[k] = P(Y > k) for k = 0, 1, …, where Y = Σ mᵢXᵢ for coprime positive moves."""
     if len(moves) == 1 or smooth_enough(noise_std, moves):
         pmf = _pmf(noise_std * math.sqrt(sum(m * m for m in moves)))
     else:
@@ -250,7 +209,7 @@ def upper_tail(noise_std: float, moves: tuple[int, ...]) -> Array:
 
 
 def survival(tail: Array, threshold: Array) -> Array:
-    """P(Y > k) for integers k, from the table of :func:`upper_tail` and the symmetry of Y."""
+    """Return P(Y > k) for integers k, from the table of :func:`upper_tail` and the symmetry of Y."""
     last = len(tail) - 1
     k = np.clip(threshold, -last - 1, last).astype(np.int64)
     return np.where(k >= 0, tail[np.maximum(k, 0)], 1.0 - tail[np.maximum(-k - 1, 0)])

@@ -2,8 +2,8 @@
 
 1. *Discretize.* On every cell (ε, ε+h] of the loss, keep the masses of P and of Q but move them to the two
    ends ("connect the dots", Doroshenko et al. 2022). The new pair dominates the old one at every ε.
-2. *Tilt.* Multiply the law by e^{λx}/M(λ), λ being the saddle point of the question asked, so that the
-   answer sits in the bulk of the tilted law and is computed to relative accuracy, even at δ = 1e-12.
+2. *Tilt.* Multiply the distribution by e^{λx}/M(λ), λ being the saddle point of what is asked for, so that the
+   result sits in the bulk of the tilted distribution and is computed to relative accuracy, even at δ = 1e-12.
 3. *Compose.* Multiply the Fourier transforms on a window around the tilted mean. Whatever is neglected
    (beyond the window, by Chernoff's bound; beyond the grid; rounding) is bounded and added to δ.
 """
@@ -11,140 +11,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labeldp.core.events import Event, Query
-from labeldp.core.gaussian import AccountingError, fast_length, irfft, rfft, root
-
-# --- sketch --------------------
-#
-# A cheap, coarse picture of the privacy loss, from which tilt, window and grid of the answer are chosen.
-#
-# Nothing here enters the answer: a bad choice costs accuracy or time, never soundness. Write K(λ) for the
-# log-moment of the total loss. The Laplace inversion of δ(ε) = E(1 − e^{ε−L})₊ has its saddle point where
-#
-#     K′(λ) = ε + 1/λ + 1/(1+λ),   log δ(ε) ≈ K(λ) − λε − log λ(1+λ) − ½ log 2πV,   V = K″ + 1/λ² + 1/(1+λ)²
-
+from labeldp.core.gaussian import AccountingError
+from labeldp.core.saddle import CoarsePLD, Saddle, coarse_pld, grid_step
 
 Array = NDArray[np.float64]
 
-_CELLS = 600
-_DECADES = 7
+MAX_LENGTH = 1 << 21
 _LARGEST_LOSS = 1e9
+_UNIT = 2.0**-53
+# What may be neglected, relative to δ, and at all; below _TINY a bound replaces the result.
+_NEGLECT, _SMALLEST, _TINY = 2e-8, 1e-60, 1e-40
+# Discretization error aimed at, and the largest one that is still worth a result; relative, in ε.
+_AIM, _HOPELESS = 4e-7, 0.05
 
 
-@dataclass(frozen=True)
-class Saddle:
-    """Where the answer sits: the tilt λ, ε and δ there, the spread √K″ of the tilted loss."""
-
-    tilt: float
-    epsilon: float
-    delta: float
-    spread: float
-
-    # δ as a share of e^{K − λε}: what a tilted mass is to be compared with.
-    share: float
-
-
-@dataclass(frozen=True)
-class CoarsePLD:
-    """Atoms of every event's loss: positions and log-masses, one row per event, up to the losses ``tops``."""
-
-    positions: Array
-    log_mass: Array
-    times: Array
-    tops: tuple[float, ...]
-
-    def cumulants(self, tilt: float) -> tuple[float, float, float]:
-        """K, K′, K″ of the total loss."""
-        log_moment, channel = self._tilted(tilt)
-        mean = np.sum(channel * self.positions, axis=1)
-        variance = np.sum(channel * (self.positions - mean[:, None]) ** 2, axis=1)
-        return float(self.times @ log_moment), float(self.times @ mean), float(self.times @ variance)
-
-    def saddle(self, tilt: float) -> Saddle:
-        """The saddle point that belongs to a tilt."""
-        k, mean, variance = self.cumulants(tilt)
-        curvature = variance + tilt**-2 + (1 + tilt) ** -2
-        epsilon = mean - 1 / tilt - 1 / (1 + tilt)
-        log_share = -math.log(tilt) - math.log1p(tilt) - 0.5 * math.log(2 * math.pi * curvature)
-        log_delta = min(k - tilt * epsilon + log_share, 0.0)
-        return Saddle(tilt, epsilon, math.exp(max(log_delta, -690)), math.sqrt(variance), math.exp(log_share))
-
-    def saddle_at_epsilon(self, epsilon: float) -> Saddle:
-        """Tilt for the question δ(ε)."""
-        return self.saddle(self._solve(lambda tilt: self.saddle(tilt).epsilon - epsilon))
-
-    def saddle_at_delta(self, delta: float) -> Saddle:
-        """Tilt for the question ε(δ)."""
-        return self.saddle(self._solve(lambda tilt: math.log(delta) - math.log(self.saddle(tilt).delta)))
-
-    def bias(self, saddle: Saddle, step: float) -> float:
-        """Expected rise of ε by connecting dots ``step`` apart.
-
-        A mass at x in a cell [a, b] becomes a chord that is exact for 1 and e^{−x}; on e^{λx} it is too large by
-        the factor 1 + ½λ(1+λ)(x−a)(b−x). A rise of K moves ε by 1/λ times it, but never a loss by more than a step.
-        """
-        channel = self._tilted(saddle.tilt)[1]
-        gap = np.minimum(step * step / 6, np.abs(self.positions) * step)
-        rise = np.minimum(0.5 * (1 + saddle.tilt) * gap, step)
-        return float(self.times @ np.sum(channel * rise, axis=1))
-
-    def chernoff_tilts(self, saddle: Saddle, allowed: float) -> tuple[float, float]:
-        """Extra tilts (up, down) for which Chernoff's window of missing mass ``allowed`` is short."""
-        k = self.cumulants(saddle.tilt)[0]
-        scale = 1 / max(saddle.spread, 1e-3 / saddle.tilt)
-        candidates = scale * np.geomspace(0.25, 64, 17)
-
-        def width(extra: float) -> float:
-            return (self.cumulants(saddle.tilt + extra)[0] - k - math.log(allowed)) / abs(extra)
-
-        up = min(candidates, key=width)
-        down = min(candidates, key=lambda extra: width(-extra))
-        return float(up), float(down)
-
-    def _tilted(self, tilt: float) -> tuple[Array, Array]:
-        exponent = self.log_mass + tilt * self.positions
-        top = np.max(exponent, axis=1, keepdims=True)
-        raw = np.exp(exponent - top)
-        total = np.sum(raw, axis=1, keepdims=True)
-        return (top + np.log(total))[:, 0], raw / total
-
-    def _solve(self, rising: Callable[[float], float]) -> float:
-        """Root in log λ of a function that rises with λ, or the nearer end of a very wide bracket."""
-        spread = math.sqrt(self.cumulants(0.0)[2])
-        low, high = math.log(1e-4 / spread), math.log(1e9 / spread)
-        if rising(math.exp(low)) >= 0:
-            return math.exp(low)
-        if rising(math.exp(high)) <= 0:
-            return math.exp(high)
-        return math.exp(root(lambda x: rising(math.exp(x)), low, high, rtol=1e-6))
+def pld_delta(queries: Sequence[Query], epsilon: float) -> float:
+    """δ(ε) of the composition, rounded up."""
+    # Far out the loss may have a heavy tail, which would draw the saddle point away from it.
+    rough = _rough(queries, _SMALLEST)
+    for _ in range(2):
+        rough = _rough(queries, max(_NEGLECT * rough.saddle_at_epsilon(epsilon).delta, _SMALLEST))
+    saddle = rough.saddle_at_epsilon(epsilon)
+    if saddle.epsilon < 0.999 * epsilon - 0.01 * saddle.spread or saddle.delta < _TINY:
+        return _chernoff(queries, saddle.tilt, epsilon)
+    # A relative error of _AIM in δ needs an error of _AIM/λ in ε.
+    composed = _compose(queries, rough, saddle, tolerance=_AIM / saddle.tilt)
+    return min(1.0, composed.delta(epsilon))
 
 
-def coarse_pld(queries: Sequence[Query], neglected: float) -> CoarsePLD:
-    """Atoms on geometric cells, up to losses that all looks together exceed with probability ``neglected``.
+def pld_epsilon(queries: Sequence[Query], delta: float) -> float:
+    """Smallest ε ≥ 0 with δ(ε) ≤ delta, rounded up."""
+    rough = _rough(queries, _NEGLECT * delta)
+    saddle = rough.saddle_at_delta(delta)
+    composed = _compose(queries, rough, saddle, tolerance=_AIM * max(saddle.epsilon, 0.05 * saddle.spread))
+    return composed.epsilon(delta, saddle.epsilon)
 
-    An atom sits at log(p/q), the mean odds of its cell; exact if the event itself has an atom there.
-    """
+
+def _rough(queries: Sequence[Query], neglected: float) -> CoarsePLD:
+    """Return the coarse picture, up to losses that all queries together exceed with probability ``neglected``."""
     steps = sum(query.times for query in queries)
-    tops = tuple(reach(query.event, neglected / steps) for query in queries)
-    rows = [_atoms(query.event, top) for query, top in zip(queries, tops, strict=True)]
-    positions, log_mass = (np.stack(parts) for parts in zip(*rows, strict=True))
-    return CoarsePLD(positions, log_mass, np.array([float(query.times) for query in queries]), tops)
-
-
-def _atoms(event: Event, top: float) -> tuple[Array, Array]:
-    edges = np.concatenate([[0.0], top * np.geomspace(10.0**-_DECADES, 1.0, _CELLS)])
-    p_tail, q_tail = event.tail(edges)
-    p, q = p_tail[:-1] - p_tail[1:], q_tail[:-1] - q_tail[1:]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        at = np.clip(np.where((p > 0) & (q > 0), np.log(p) - np.log(q), edges[1:]), edges[:-1], edges[1:])
-        rest = max(0.0, 1.0 - float(p_tail[0]) - float(q_tail[0]))
-        return np.concatenate([-at, [0.0], at]), np.log(np.concatenate([q, [rest], p]))
+    return coarse_pld(queries, [reach(query.event, neglected / steps) for query in queries])
 
 
 def reach(event: Event, mass: float) -> float:
@@ -163,53 +77,9 @@ def reach(event: Event, mass: float) -> float:
     return high
 
 
-def grid_step(rough: CoarsePLD, saddle: Saddle, tolerance: float) -> float:
-    """Widest step whose bias in ε stays within ``tolerance``."""
-
-    def excess(log_step: float) -> float:
-        return math.log(max(rough.bias(saddle, math.exp(log_step)), 1e-300)) - math.log(tolerance)
-
-    low = high = math.log(tolerance)
-    while excess(low) > 0:
-        low -= 3
-    while excess(high) < 0 and high < 20:
-        high += 3
-    return math.exp(root(excess, low, high, rtol=1e-9) if excess(high) >= 0 else high)
-
-
-MAX_LENGTH = 1 << 21
-_UNIT = 2.0**-53
-# What may be neglected, relative to δ, and at all; below _TINY a bound replaces the answer.
-_NEGLECT, _SMALLEST, _TINY = 2e-8, 1e-60, 1e-40
-# Discretization error aimed at, and the largest one worth answering with; relative, in ε.
-_AIM, _HOPELESS = 4e-7, 0.05
-
-
-def pld_delta(queries: Sequence[Query], epsilon: float) -> float:
-    """δ(ε) of the composition, rounded up."""
-    # Far out the loss may have a heavy tail, which would draw the saddle point away from the answer.
-    rough = coarse_pld(queries, _SMALLEST)
-    for _ in range(2):
-        rough = coarse_pld(queries, max(_NEGLECT * rough.saddle_at_epsilon(epsilon).delta, _SMALLEST))
-    saddle = rough.saddle_at_epsilon(epsilon)
-    if saddle.epsilon < 0.999 * epsilon - 0.01 * saddle.spread or saddle.delta < _TINY:
-        return _chernoff(queries, saddle.tilt, epsilon)
-    # A relative error of _AIM in δ needs an error of _AIM/λ in ε.
-    composed = _compose(queries, rough, saddle, tolerance=_AIM / saddle.tilt)
-    return min(1.0, composed.delta(epsilon))
-
-
-def pld_epsilon(queries: Sequence[Query], delta: float) -> float:
-    """Smallest ε ≥ 0 with δ(ε) ≤ delta, rounded up."""
-    rough = coarse_pld(queries, _NEGLECT * delta)
-    saddle = rough.saddle_at_delta(delta)
-    composed = _compose(queries, rough, saddle, tolerance=_AIM * max(saddle.epsilon, 0.05 * saddle.spread))
-    return composed.epsilon(delta, saddle.epsilon)
-
-
 @dataclass(frozen=True)
 class Grid:
-    """Loss law of one event on the multiples of h: ``mass[j]`` sits at (j − centre)·h, ``infinite`` at +∞."""
+    """Loss distribution of one event on the multiples of h: ``mass[j]`` sits at (j − centre)·h, ``infinite`` at +∞."""
 
     mass: Array
     infinite: float
@@ -229,7 +99,7 @@ class Grid:
 
 
 def connect_dots(event: Event, step: float, cells: int, times: int = 1) -> Grid:
-    """The dominating law on the grid: end weights w₀, w₁ of each cell keep the masses of both P and Q.
+    """The dominating distribution on the grid: end weights w₀, w₁ of each cell keep the masses of both P and Q.
 
     w₀ + w₁ = p and w₀ e^{−ε} + w₁ e^{−ε−h} = q give w₀ = (q e^ε − p e^{−h})/(1 − e^{−h}). The tails carry a
     few units of rounding; they are charged to w₀, hence in favour of the larger loss.
@@ -252,7 +122,7 @@ def connect_dots(event: Event, step: float, cells: int, times: int = 1) -> Grid:
 
 @dataclass(frozen=True)
 class Composition:
-    """Tilted law of the total loss: mass[j] at x = (first + j)·h is e^{tilt·x − log_moment} times the mass."""
+    """Tilted distribution of the total loss: mass[j] at x = (first + j)·h is e^{tilt·x − log_moment} times the mass."""
 
     mass: Array
     first: int
@@ -288,7 +158,7 @@ class Composition:
         low, high = max(0, -self.first), len(self.mass) - 1
         if self.delta((self.first + high) * self.step) > delta:
             raise AccountingError(
-                f"delta = {delta!r} is too small for these looks: the neglected mass alone may exceed it. "
+                f"delta = {delta!r} is too small for these queries: the neglected mass alone may exceed it. "
                 "Use a larger delta."
             )
         if self.delta((self.first + low) * self.step) <= delta:
@@ -331,8 +201,8 @@ def _compose(queries: Sequence[Query], rough: CoarsePLD, saddle: Saddle, toleran
             return Composition(mass, first, step, saddle.tilt, moment, outside, rounding, _infinite(grids))
         step *= 1.1 * length / MAX_LENGTH
     raise AccountingError(
-        "these looks are beyond the accountant's reach: a grid fine enough for them has more than "
-        f"{MAX_LENGTH} points. Use fewer looks, or noises and rates of more usual size."
+        "these queries are beyond the accountant's reach: a grid fine enough for them has more than "
+        f"{MAX_LENGTH} points. Use fewer queries, or noises and rates of more usual size."
     )
 
 
@@ -350,11 +220,11 @@ def _window(grids: Sequence[Grid], rough: CoarsePLD, saddle: Saddle, moment: flo
     low = -(_total(grids, saddle.tilt - down) - moment - math.log(allowed)) / down
     step = grids[0].step
     first = math.floor(low / step) - 2
-    return first, fast_length(max(math.ceil(high / step) + 2 - first, 64))
+    return first, int(_fourier().next_fast_len(max(math.ceil(high / step) + 2 - first, 64), real=True))
 
 
 def _chernoff(queries: Sequence[Query], tilt: float, epsilon: float) -> float:
-    """δ(ε) ≤ P(L > ε) ≤ e^{K(λ) − λε}, for answers so small that only their order matters."""
+    """δ(ε) ≤ P(L > ε) ≤ e^{K(λ) − λε}, for results so small that only their order matters."""
     tops = [reach(query.event, _SMALLEST / sum(each.times for each in queries)) for query in queries]
     grids = [
         connect_dots(query.event, top / 10_000, 10_000, query.times) for query, top in zip(queries, tops, strict=True)
@@ -371,7 +241,7 @@ def _total(grids: Sequence[Grid], tilt: float) -> float:
 
 
 def _convolve(grids: Sequence[Grid], tilt: float, first: int, length: int) -> tuple[Array, float]:
-    """Circular convolution of the tilted laws on ``length`` cells from ``first``; the L2 norm of its error."""
+    """Circular convolution of the tilted distributions on ``length`` cells from ``first``; the L2 norm of its error."""
     log_size, angle = np.zeros(length // 2 + 1), np.zeros(length // 2 + 1)
     sizes: list[tuple[int, Array]] = []
     for grid in grids:
@@ -379,7 +249,7 @@ def _convolve(grids: Sequence[Grid], tilt: float, first: int, length: int) -> tu
         tilted = grid.mass * np.exp(exponent)
         wrapped = np.arange(len(tilted)) - len(tilted) // 2
         folded = np.bincount(wrapped % length, weights=tilted, minlength=length).astype(np.float64)
-        spectrum = rfft(folded)
+        spectrum = _fourier().rfft(folded)
         with np.errstate(divide="ignore"):
             size = np.log(np.abs(spectrum))
         sizes.append((grid.times, size))
@@ -389,8 +259,15 @@ def _convolve(grids: Sequence[Grid], tilt: float, first: int, length: int) -> tu
     live = shape > 1e-40
     product = np.zeros(len(shape), dtype=np.complex128)
     product[live] = shape[live] * np.exp(1j * angle[live])
-    mass = np.maximum(np.roll(irfft(product, length), -(first % length)), 0.0)
+    mass = np.maximum(np.roll(_fourier().irfft(product, length), -(first % length)), 0.0)
     return mass, _rounding(log_size, sizes, length)
+
+
+def _fourier() -> Any:
+    # A third of a second to load, and many commands compose nothing.
+    import scipy.fft  # pyright: ignore[reportMissingTypeStubs]
+
+    return scipy.fft
 
 
 def _rounding(log_size: Array, sizes: Sequence[tuple[int, Array]], length: int) -> float:

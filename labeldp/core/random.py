@@ -1,7 +1,13 @@
-"""Secure random bits, and the few shapes of noise that mechanisms need.
+"""Secure random bits, and exact draws from the discrete distributions that mechanisms need.
 
 Mechanisms draw every bit of noise from one `SecureRandom`: AES-256 in counter mode under a key from the
 operating system. A seeded one exists for tests; its `source` says that it protects nobody.
+
+Discrete distributions are sampled exactly: a probability p such as e^{-γ} is never rounded. A uniform real U is
+revealed word by word, and "U < p" is decided as soon as the revealed digits settle it. The first word nearly always
+does; otherwise `settle` computes more digits of p (decimal arithmetic with directed rounding) and reveals more of U.
+The distribution is exact over real arithmetic. The running time is not constant: as in every rejection sampler it
+depends on the noise, never on a label.
 """
 
 from __future__ import annotations
@@ -25,23 +31,14 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from labeldp.core.certificate import SECURE_NOISE
 
-# --- discrete --------------------
-#
-# Exact sampling from discrete laws with irrational probabilities.
-#
-# A probability p such as e^{-γ} is never rounded. A uniform real U is revealed word by word, and "U < p" is
-# answered as soon as the revealed digits settle it. The first word nearly always does; otherwise `settle`
-# computes more digits of p (decimal arithmetic with directed rounding) and reveals more of U.
-#
-# The law is exact over real arithmetic. The running time is not constant: as in every rejection sampler it
-# depends on the noise, never on a label.
-
-
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Integer bounds of p·2^bits: how a probability is known to any number of bits.
-Digits = Callable[[int], tuple[int, int]]
+_BLOCK = 1 << 20
+_ZEROS = memoryview(bytes(_BLOCK))
+# Far below the 2^68 bytes of a 128-bit counter and the 2^64 blocks where CTR becomes distinguishable.
+_REKEY_AFTER = 1 << 36
+_NORMALS_AT_ONCE = 1 << 14
 
 SMALLEST_RATE = Fraction(1, 1 << 45)
 LARGEST_STD = 1 << 40
@@ -50,121 +47,205 @@ _COIN_BITS = 32
 _DRAWS_AT_ONCE = 1 << 16
 
 
+class SecureRandom:
+    """Random bits from AES-256-CTR, keyed by the operating system.
+
+    Safe to share between threads. A forked child gets a fresh key, so it never repeats its parent's noise.
+    Copying or pickling is refused: two copies would draw the same noise, and the difference of two releases
+    with the same noise is the bare truth. (Restoring a snapshot of a virtual machine copies it all the same.)
+
+    `seed` replaces the key by a hash of the seed. Whoever knows the seed can undo the noise: tests only.
+
+    >>> SecureRandom().source
+    'operating-system entropy, AES-256-CTR'
+    >>> SecureRandom(seed=3).below(6, 4)
+    array([4, 0, 5, 2], dtype=uint64)
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._seed = seed
+        self._lock = threading.Lock()
+        self._open_stream(system_key() if seed is None else _hash("seed", str(int(seed)).encode()))
+        _living.add(self)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed given, or None for operating-system entropy."""
+        return self._seed
+
+    @property
+    def source(self) -> str:
+        """Where the bits come from, in words for a certificate."""
+        return SECURE_NOISE if self._seed is None else "seeded AES-256-CTR (not private: for tests)"
+
+    def __repr__(self) -> str:
+        return f"SecureRandom({self.source})"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("SecureRandom cannot be copied or pickled: a copy repeats its noise; make a new one")
+
+    def fill(self, buffer: npt.NDArray[Any]) -> None:
+        """Overwrite a C-contiguous array with random bytes."""
+        view = buffer.reshape(-1).view(np.uint8).data
+        with self._lock:
+            for start in range(0, len(view), _BLOCK):
+                part = view[start : start + _BLOCK]
+                if self._drawn + len(part) > _REKEY_AFTER:
+                    self._rekey(b"next")
+                self._stream.update_into(_ZEROS[: len(part)], part)
+                self._drawn += len(part)
+
+    def words(self, size: int) -> npt.NDArray[np.uint64]:
+        """Return `size` uniform 64-bit words."""
+        words = np.empty(size, dtype=np.uint64)
+        self.fill(words)
+        return words
+
+    def below(self, bound: npt.ArrayLike, size: int) -> npt.NDArray[np.uint64]:
+        """Return `size` exactly uniform integers in [0, bound); `bound` is one number or one per draw, 1 to 2^63.
+
+        Of the 2^64 words the first 2^64 mod bound are redrawn, so that a multiple of bound is left.
+        """
+        bounds = np.broadcast_to(np.asarray(bound, dtype=np.uint64), (size,))
+        if size and (int(bounds.min()) < 1 or int(bounds.max()) > 1 << 63):
+            raise ValueError("bound must lie between 1 and 2^63")
+        words = self.words(size)
+        surplus = (np.uint64(0) - bounds) % bounds
+        while (again := np.flatnonzero(words < surplus)).size:
+            words[again] = self.words(again.size)
+        return words % bounds
+
+    def discrete_laplace(self, rate: float | Fraction, size: int) -> IntArray:
+        """Return integers with P(k) ∝ exp(−rate·|k|), exactly."""
+        return discrete_laplace(self, rate, size)
+
+    def discrete_gaussian(self, std: float | Fraction, size: int) -> IntArray:
+        """Return integers with P(k) ∝ exp(−k²/(2·std²)), exactly."""
+        return discrete_gaussian(self, std, size)
+
+    def gaussian(self, size: int, std: float = 1.0, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[np.floating[Any]]:
+        """Return `size` Gaussian floats with mean 0 and standard deviation `std`.
+
+        Each is (g + g′)/√2 of two independent Box–Muller normals on 53-bit uniforms, computed in float64.
+        Floating-point noise is not the real-number Gaussian: the gaps between reachable numbers can betray
+        what was added (Mironov 2012). The sum of two makes the inversion of Holohan and Braghin (2021)
+        impractical, not impossible, and no value lies beyond 12.2 deviations. Fit for sums that training
+        rounds anyway, such as gradients; counts take `discrete_gaussian`, whose distribution is exact.
+        """
+        result = np.empty(size, dtype=dtype)
+        for start in range(0, size, _NORMALS_AT_ONCE):
+            part = result[start : start + _NORMALS_AT_ONCE]
+            part[...] = self._normals(len(part)) * std
+        return result
+
+    def _normals(self, size: int) -> npt.NDArray[np.float64]:
+        uniform = np.empty((4, (size + 1) // 2), dtype=np.uint64)
+        self.fill(uniform)
+        uniform >>= np.uint64(11)
+        unit = uniform * 2.0**-53
+        # 1 − U lies in (0, 1], so the logarithm is finite. The 1/√2 of the sum cancels the 2 of Box–Muller.
+        radius = np.sqrt(-np.log(1.0 - unit[:2]))
+        # cos θ = 2/(1 + t²) − 1 and sin θ = 2t/(1 + t²) with t = tan(θ/2): three times as fast.
+        tangent = np.tan((unit[2:] - 0.5) * np.pi)
+        versed = 2.0 / (1.0 + tangent * tangent)
+        return np.concatenate([(radius * (versed - 1.0)).sum(axis=0), (radius * versed * tangent).sum(axis=0)])[:size]
+
+    def _open_stream(self, key: bytes) -> None:
+        self._key, self._drawn = key, 0
+        self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
+
+    def _rekey(self, reason: bytes) -> None:
+        self._open_stream(system_key() if self._seed is None else _hash("rekey", self._key + reason))
+
+    def _after_fork(self) -> None:
+        # The lock may have been held by a thread that does not exist in the child.
+        self._lock = threading.Lock()
+        self._rekey(b"fork %d" % os.getpid())
+
+
+def system_key() -> bytes:
+    """Return a fresh key of 256 bits from the operating system."""
+    return os.urandom(32)
+
+
+def _hash(purpose: str, data: bytes) -> bytes:
+    return hashlib.sha256(b"labeldp.SecureRandom/" + purpose.encode() + b"\0" + data).digest()
+
+
+_living: weakref.WeakSet[SecureRandom] = weakref.WeakSet()
+
+
+def _rekey_child() -> None:
+    for living in list(_living):
+        living._after_fork()  # pyright: ignore[reportPrivateUsage]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_rekey_child)
+
+
 class WordSource(Protocol):
     """Anything that yields uniform 64-bit words: `SecureRandom`, or a list of words in a test."""
 
     def words(self, size: int) -> npt.NDArray[np.uint64]:
-        """`size` uniform words."""
+        """Return `size` uniform words."""
         ...
 
 
-# -- probabilities to any number of digits ------------------------------------------------------------------
+# -- discrete Laplace and Gaussian noise ---------------------------------------------------------------------
 
 
-def exp_digits(gamma: Fraction) -> Digits:
-    """Digits of e^{-γ}."""
+def discrete_laplace(source: WordSource, rate: float | Fraction, size: int) -> IntArray:
+    """Return integers with P(k) = tanh(rate/2)·e^{-rate·|k|}, exactly; `rate` is taken as the rational it is.
 
-    @cache
-    def digits(bits: int) -> tuple[int, int]:
-        return _scaled(_exp_bounds(gamma, bits), bits)
-
-    return digits
-
-
-def logistic_digits(gamma: Fraction) -> Digits:
-    """Digits of 1/(1 + e^γ) = e^{-γ}/(1 + e^{-γ}), an increasing function of e^{-γ}."""
-
-    @cache
-    def digits(bits: int) -> tuple[int, int]:
-        low, high = _exp_bounds(gamma, bits)
-        return _scaled((low / (1 + low), high / (1 + high)), bits)
-
-    return digits
-
-
-def _exp_bounds(gamma: Fraction, bits: int) -> tuple[Fraction, Fraction]:
-    precision = bits * 3 // 10 + 25
-    down = Context(prec=precision, rounding=ROUND_FLOOR, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
-    up = Context(prec=precision, rounding=ROUND_CEILING, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
-    top, bottom = Decimal(gamma.numerator), Decimal(gamma.denominator)
-    # decimal's exp is within half a unit of its last place whatever the rounding mode: one step outwards.
-    # copy_negate, because a plain minus rounds to the precision of the thread's own context.
-    low = down.next_minus(down.exp(up.divide(top, bottom).copy_negate()))
-    high = up.next_plus(up.exp(down.divide(top, bottom).copy_negate()))
-    # A number with a vast exponent would be a vast fraction: below 2^-(bits + 64) that bound is good enough.
-    if high < up.power(Decimal(2), Decimal(-bits - 64)):
-        return Fraction(0), Fraction(1, 1 << (bits + 64))
-    return Fraction(low), Fraction(high)
-
-
-def _scaled(bounds: tuple[Fraction, Fraction], bits: int) -> tuple[int, int]:
-    low, high = bounds
-    return max(0, math.floor(low * 2**bits)), math.ceil(high * 2**bits)
-
-
-def settle(source: WordSource, word: int, digits: Digits, bits: int = 64) -> bool:
-    """Decide U < p where `word` holds the first `bits` bits of U; reveal more of U only while it is open.
-
-    With U in [w, w+1)/2^b and p in [low, high]/2^b: true once w + 1 ≤ low, false once w ≥ high. Every
-    round leaves at most a few of 2^64 cases open, so it ends with probability 1.
+    A geometric magnitude and a fair sign; −0 is redrawn, for otherwise 0 would count twice. An infinite rate
+    is no noise. A rate below 2^-45 is refused: its draws approach the range of int64.
     """
-    revealed, width = word, bits
-    while True:
-        low, high = digits(width)
-        if revealed + 1 <= low or revealed >= high:
-            return revealed + 1 <= low
-        fresh = int(source.words(1)[0]) >> (64 - bits)
-        revealed, width = (revealed << bits) | fresh, width + bits
-
-
-# -- coins --------------------------------------------------------------------------------------------------
-
-
-def coins(source: WordSource, digits: Digits, size: int, bits: int = _COIN_BITS) -> BoolArray:
-    """`size` independent coins, true with exactly the probability that `digits` describes.
-
-    One 32-bit word per coin (one 8- or 16-bit word in the tests of the rare case).
-    """
-    low, high = digits(bits)
-    words = _narrow_words(source, size, bits)
-    result = words < low
-    for open_case in np.flatnonzero(~result & (words < high)):
-        result[open_case] = settle(source, int(words[open_case]), digits, bits)
+    if rate == math.inf:
+        return np.zeros(size, dtype=np.int64)
+    if not rate >= SMALLEST_RATE:
+        raise ValueError(f"rate is {float(rate)!r}; give at least 2^-45 (more noise overflows int64)")
+    exact, result = Fraction(rate), np.empty(size, dtype=np.int64)
+    for start in range(0, size, _DRAWS_AT_ONCE):
+        part = result[start : start + _DRAWS_AT_ONCE]
+        open_cases = np.arange(len(part))
+        while open_cases.size:
+            magnitude = geometric(source, exact, open_cases.size)
+            negative = _narrow_words(source, open_cases.size, 8) < 128
+            part[open_cases] = np.where(negative, -magnitude, magnitude)
+            open_cases = open_cases[negative & (magnitude == 0)]
     return result
 
 
-def _narrow_words(source: WordSource, size: int, bits: int) -> npt.NDArray[np.unsignedinteger]:
-    kind = np.dtype(f"uint{bits}")
-    return source.words(-(-size * bits // 64)).view(kind)[:size]
+def discrete_gaussian(source: WordSource, std: float | Fraction, size: int) -> IntArray:
+    """Return integers with P(k) ∝ e^{-k²/(2·std²)}, exactly; `std` is taken as the rational it is.
 
-
-def exp_coins(
-    source: WordSource,
-    gamma: npt.NDArray[np.float64],
-    exact: Callable[[int], Fraction],
-    guard: float = 2.0**-28,
-) -> BoolArray:
-    """One coin per entry, true with probability e^{-γ}, where `exact(i)` is the true γ of entry i.
-
-    The float `gamma` only has to be within 2^-30 of the truth wherever it is below 64. Then a word further
-    than guard·p + 2^-60 from p is settled by it, and the others by exact digits.
+    Canonne, Kamath and Steinke (2020): draw Y from the discrete Laplace distribution of rate 1/t, t = ⌊std⌋ + 1, keep
+    it with probability e^{-(|Y| − std²/t)²/(2·std²)}. The product of the two has the exponent
+    −Y²/(2·std²) plus a constant. Less than half of the proposals are refused.
     """
-    words = source.words(len(gamma))
-    uniform = words * 2.0**-64
-    chance = np.exp(-gamma)
-    result = uniform < chance
-    margin = guard * chance + 2.0**-60
-    for open_case in np.flatnonzero(np.abs(uniform - chance) <= margin):
-        digits = exp_digits(exact(int(open_case)))
-        result[open_case] = settle(source, int(words[open_case]), digits)
+    if not 0 < std <= LARGEST_STD:
+        raise ValueError(f"std is {float(std)!r}; give a positive number of at most 2^40")
+    exact, result = Fraction(std), np.empty(size, dtype=np.int64)
+    rate = Fraction(1, math.floor(exact) + 1)
+    for start in range(0, size, _DRAWS_AT_ONCE):
+        part = result[start : start + _DRAWS_AT_ONCE]
+        open_cases = np.arange(len(part))
+        while open_cases.size:
+            part[open_cases] = proposal = discrete_laplace(source, rate, open_cases.size)
+            open_cases = open_cases[~_accepted(source, proposal, exact, rate)]
     return result
 
 
-# -- discrete Laplace and Gaussian --------------------------------------------------------------------------
+def _accepted(source: WordSource, proposal: IntArray, std: Fraction, rate: Fraction) -> BoolArray:
+    with np.errstate(over="ignore"):
+        # Beyond 64 deviations the chance is below 2^-60 and every open word goes to exact digits.
+        gamma = 0.5 * np.square(np.abs(proposal) / float(std) - float(std * rate))
+    return exp_coins(source, gamma, lambda i: (abs(int(proposal[i])) - std**2 * rate) ** 2 / (2 * std**2))
 
 
 def geometric(source: WordSource, rate: Fraction, size: int, bits: int = _COIN_BITS) -> IntArray:
-    """Integers with P(X ≥ m) = e^{-rate·m}, exactly.
+    """Return integers with P(X ≥ m) = e^{-rate·m}, exactly.
 
     P(X = x) ∝ Π_j e^{-rate·2^j·x_j} over the binary digits x_j of x: a product, so the digits are
     independent and digit j is 1 with probability 1/(1 + e^{rate·2^j}). What is left above digit J is again
@@ -192,280 +273,101 @@ def _run_lengths(source: WordSource, digits: Digits, size: int, bits: int) -> In
     return lengths
 
 
-def discrete_laplace(source: WordSource, rate: float | Fraction, size: int) -> IntArray:
-    """Integers with P(k) = tanh(rate/2)·e^{-rate·|k|}, exactly; `rate` is taken as the rational it is.
+# -- coins ---------------------------------------------------------------------------------------------------
 
-    A geometric magnitude and a fair sign; −0 is redrawn, for otherwise 0 would count twice. An infinite rate
-    is no noise. A rate below 2^-45 is refused: its draws approach the range of int64.
+
+# Integer bounds of p·2^bits: how a probability is known to any number of bits.
+Digits = Callable[[int], tuple[int, int]]
+
+
+def coins(source: WordSource, digits: Digits, size: int, bits: int = _COIN_BITS) -> BoolArray:
+    """Return `size` independent coins, true with exactly the probability that `digits` describes.
+
+    One 32-bit word per coin (one 8- or 16-bit word in the tests of the rare case).
     """
-    if rate == math.inf:
-        return np.zeros(size, dtype=np.int64)
-    exact = checked_rate(rate)
-    result = np.empty(size, dtype=np.int64)
-    for start in range(0, size, _DRAWS_AT_ONCE):
-        part = result[start : start + _DRAWS_AT_ONCE]
-        open_cases = np.arange(len(part))
-        while open_cases.size:
-            magnitude = geometric(source, exact, open_cases.size)
-            negative = _narrow_words(source, open_cases.size, 8) < 128
-            part[open_cases] = np.where(negative, -magnitude, magnitude)
-            open_cases = open_cases[negative & (magnitude == 0)]
+    low, high = digits(bits)
+    words = _narrow_words(source, size, bits)
+    result = words < low
+    for open_case in np.flatnonzero(~result & (words < high)):
+        result[open_case] = settle(source, int(words[open_case]), digits, bits)
     return result
 
 
-def checked_rate(rate: float | Fraction) -> Fraction:
-    """The rate as an exact fraction, or ValueError."""
-    if not (rate >= SMALLEST_RATE and rate < math.inf):
-        raise ValueError(f"rate is {float(rate)!r}; give at least 2^-45 (more noise overflows int64)")
-    return Fraction(rate)
+def exp_coins(
+    source: WordSource, gamma: npt.NDArray[np.float64], exact: Callable[[int], Fraction], guard: float = 2.0**-28
+) -> BoolArray:
+    """Return one coin per entry, true with probability e^{-γ}, where `exact(i)` is the true γ of entry i.
 
-
-def discrete_gaussian(source: WordSource, std: float | Fraction, size: int) -> IntArray:
-    """Integers with P(k) ∝ e^{-k²/(2·std²)}, exactly; `std` is taken as the rational it is.
-
-    Canonne, Kamath and Steinke (2020): draw Y from the discrete Laplace law of rate 1/t, t = ⌊std⌋ + 1, keep
-    it with probability e^{-(|Y| − std²/t)²/(2·std²)}. The product of the two laws has the exponent
-    −Y²/(2·std²) plus a constant. Less than half of the proposals are refused.
+    The float `gamma` only has to be within 2^-30 of the truth wherever it is below 64. Then a word further
+    than guard·p + 2^-60 from p is settled by it, and the others by exact digits.
     """
-    exact = checked_std(std)
-    result = np.empty(size, dtype=np.int64)
-    for start in range(0, size, _DRAWS_AT_ONCE):
-        part = result[start : start + _DRAWS_AT_ONCE]
-        open_cases = np.arange(len(part))
-        while open_cases.size:
-            part[open_cases] = proposal = discrete_laplace(source, _proposal_rate(exact), open_cases.size)
-            open_cases = open_cases[~_accepted(source, proposal, exact)]
+    words = source.words(len(gamma))
+    uniform = words * 2.0**-64
+    chance = np.exp(-gamma)
+    result = uniform < chance
+    for open_case in np.flatnonzero(np.abs(uniform - chance) <= guard * chance + 2.0**-60):
+        digits = exp_digits(exact(int(open_case)))
+        result[open_case] = settle(source, int(words[open_case]), digits)
     return result
 
 
-def checked_std(std: float | Fraction) -> Fraction:
-    """The standard deviation as an exact fraction, or ValueError."""
-    if not 0 < std <= LARGEST_STD:
-        raise ValueError(f"std is {float(std)!r}; give a positive number of at most 2^40")
-    return Fraction(std)
+def settle(source: WordSource, word: int, digits: Digits, bits: int = 64) -> bool:
+    """Decide U < p where `word` holds the first `bits` bits of U; reveal more of U only while it is open.
 
-
-def _proposal_rate(std: Fraction) -> Fraction:
-    return Fraction(1, math.floor(std) + 1)
-
-
-def _accepted(source: WordSource, proposal: IntArray, std: Fraction) -> BoolArray:
-    rate = _proposal_rate(std)
-    with np.errstate(over="ignore"):
-        # Beyond 64 deviations the chance is below 2^-60 and every open word goes to exact digits.
-        gamma = 0.5 * np.square(np.abs(proposal) / float(std) - float(std * rate))
-    return exp_coins(source, gamma, lambda i: (abs(int(proposal[i])) - std**2 * rate) ** 2 / (2 * std**2))
-
-
-# -- randomized response on 64-bit words --------------------------------------------------------------------
-
-
-@lru_cache(maxsize=256)
-def exp_rounded_down(epsilon: float) -> Fraction:
-    """A rational number at most e^ε, and within a relative 10^-90 of it for ε ≤ 1000 (above, e^1000 serves)."""
-    context = Context(prec=100, rounding=ROUND_FLOOR, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
-    return max(Fraction(1), Fraction(context.next_minus(context.exp(Decimal(min(epsilon, 1000.0))))))
-
-
-def response_thresholds(epsilon: float, set_size: int, bits: int = 64) -> tuple[int, int] | None:
-    """(G, B) for exact randomized response among k = `set_size` answers, or None where it must be uniform.
-
-    For a uniform word u of 2^bits: the answer is the true one if u < G, else number (u − G) // B of the k.
-    So every answer owns B words and the true one G more.
-
-    Proof. E ≤ e^ε, B = ⌈2^bits/(E + k − 1)⌉, A = 2^bits − (k − 1)·B, G = A − B. The k answers fill
-    G + k·B = 2^bits words. B·(E + k − 1) ≥ 2^bits, so A = 2^bits − (k−1)·B ≤ B·E: the odds A/B never exceed
-    e^ε. They are at least 1 where G ≥ 0; where rounding makes G negative, uniform answers do (None).
+    With U in [w, w+1)/2^b and p in [low, high]/2^b: true once w + 1 ≤ low, false once w ≥ high. Every
+    round leaves at most a few of 2^64 cases open, so it ends with probability 1.
     """
-    if set_size == 1:
-        return None
-    width = math.ceil(Fraction(2**bits) / (exp_rounded_down(epsilon) + set_size - 1))
-    gap = 2**bits - set_size * width
-    return (gap, width) if gap >= 0 else None
+    revealed, width = word, bits
+    while True:
+        low, high = digits(width)
+        if revealed + 1 <= low or revealed >= high:
+            return revealed + 1 <= low
+        fresh = int(source.words(1)[0]) >> (64 - bits)
+        revealed, width = (revealed << bits) | fresh, width + bits
 
 
-def thresholds_are_private(epsilon: float, set_size: int, bits: int = 64) -> bool:
-    """Check on the integers themselves that no answer's odds exceed e^ε. Exact rational arithmetic."""
-    thresholds = response_thresholds(epsilon, set_size, bits)
-    if thresholds is None:
-        return True
-    gap, width = thresholds
-    fills = gap >= 0 and width >= 1 and gap + set_size * width == 2**bits
-    return fills and Fraction(gap + width, width) <= exp_rounded_down(epsilon)
+def _narrow_words(source: WordSource, size: int, bits: int) -> npt.NDArray[np.unsignedinteger]:
+    return source.words(-(-size * bits // 64)).view(np.dtype(f"uint{bits}"))[:size]
 
 
-_BLOCK = 1 << 20
-_ZEROS = memoryview(bytes(_BLOCK))
-# Far below the 2^68 bytes of a 128-bit counter and the 2^64 blocks where CTR becomes distinguishable.
-_REKEY_AFTER = 1 << 36
-_NORMALS_AT_ONCE = 1 << 14
+# -- probabilities to any number of digits -------------------------------------------------------------------
 
 
-class SecureRandom:
-    """Random bits from AES-256-CTR, keyed by the operating system.
+def exp_digits(gamma: Fraction) -> Digits:
+    """Return the digits of e^{-γ}."""
 
-    Safe to share between threads. A forked child gets a fresh key, so it never repeats its parent's noise.
-    Copying or pickling is refused: two copies would draw the same noise, and the difference of two answers
-    with the same noise is the bare truth. (Restoring a snapshot of a virtual machine copies it all the same.)
+    @cache
+    def digits(bits: int) -> tuple[int, int]:
+        return _scaled(_exp_bounds(gamma, bits), bits)
 
-    `seed` replaces the key by a hash of the seed. Whoever knows the seed can undo the noise: tests only.
-
-    >>> SecureRandom().source
-    'operating-system entropy, AES-256-CTR'
-    >>> SecureRandom(seed=3).below(6, 4)
-    array([4, 0, 5, 2], dtype=uint64)
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self._seed = seed
-        self._start(system_key() if seed is None else _hash("seed", str(int(seed)).encode()))
-        _living.add(self)
-
-    @property
-    def seed(self) -> int | None:
-        """The seed given, or None for operating-system entropy."""
-        return self._seed
-
-    @property
-    def source(self) -> str:
-        """Where the bits come from, in words for a certificate."""
-        if self._seed is None:
-            return SECURE_NOISE
-        return "seeded AES-256-CTR (not private: for tests)"
-
-    def __repr__(self) -> str:
-        return f"SecureRandom({self.source})"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("SecureRandom cannot be copied or pickled: a copy repeats its noise; make a new one")
-
-    # -- bits -----------------------------------------------------------------------------------------------
-
-    def fill(self, buffer: npt.NDArray[Any]) -> None:
-        """Overwrite a C-contiguous array with random bytes."""
-        view = buffer.reshape(-1).view(np.uint8).data
-        with self._lock:
-            for start in range(0, len(view), _BLOCK):
-                part = view[start : start + _BLOCK]
-                if self._drawn + len(part) > _REKEY_AFTER:
-                    self._rekey(b"next")
-                self._stream.update_into(_ZEROS[: len(part)], part)
-                self._drawn += len(part)
-
-    def words(self, size: int) -> npt.NDArray[np.uint64]:
-        """`size` uniform 64-bit words."""
-        words = np.empty(size, dtype=np.uint64)
-        self.fill(words)
-        return words
-
-    def bytes(self, size: int) -> bytes:
-        """`size` uniform bytes."""
-        octets = np.empty(size, dtype=np.uint8)
-        self.fill(octets)
-        return octets.tobytes()
-
-    # -- exact laws on the integers -------------------------------------------------------------------------
-
-    def below(self, bound: npt.ArrayLike, size: int) -> npt.NDArray[np.uint64]:
-        """`size` exactly uniform integers in [0, bound); `bound` is one number or one per draw, 1 to 2^63.
-
-        Of the 2^64 words the first 2^64 mod bound are redrawn, so that a multiple of bound is left.
-        """
-        bounds = np.broadcast_to(np.asarray(bound, dtype=np.uint64), (size,))
-        if size and (int(bounds.min()) < 1 or int(bounds.max()) > 1 << 63):
-            raise ValueError("bound must lie between 1 and 2^63")
-        words = self.words(size)
-        surplus = (np.uint64(0) - bounds) % bounds
-        while (again := np.flatnonzero(words < surplus)).size:
-            words[again] = self.words(again.size)
-        return words % bounds
-
-    def permutation(self, size: int) -> npt.NDArray[np.intp]:
-        """An exactly uniform ordering of range(size): the order of distinct random words."""
-        while True:
-            words = self.words(size)
-            order = np.argsort(words)
-            ranked = words[order]
-            if not (ranked[1:] == ranked[:-1]).any():
-                return order
-
-    def discrete_laplace(self, rate: float | Fraction, size: int) -> npt.NDArray[np.int64]:
-        """Integers with P(k) ∝ exp(−rate·|k|), exactly; see `labeldp.core.random`."""
-        return discrete_laplace(self, rate, size)
-
-    def discrete_gaussian(self, std: float | Fraction, size: int) -> npt.NDArray[np.int64]:
-        """Integers with P(k) ∝ exp(−k²/(2·std²)), exactly; see `labeldp.core.random`."""
-        return discrete_gaussian(self, std, size)
-
-    # -- real numbers ---------------------------------------------------------------------------------------
-
-    def gaussian(self, size: int, std: float = 1.0, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[np.floating[Any]]:
-        """`size` Gaussian floats with mean 0 and standard deviation `std`.
-
-        Each is (g + g′)/√2 of two independent Box–Muller normals on 53-bit uniforms, computed in float64.
-        Floating-point noise is not the real-number Gaussian: the gaps between reachable numbers can betray
-        what was added (Mironov 2012). The sum of two makes the inversion of Holohan and Braghin (2021)
-        impractical, not impossible, and no value lies beyond 12.2 deviations. Fit for sums that training
-        rounds anyway, such as gradients; counts take `discrete_gaussian`, whose law is exact.
-        """
-        result = np.empty(size, dtype=dtype)
-        for start in range(0, size, _NORMALS_AT_ONCE):
-            part = result[start : start + _NORMALS_AT_ONCE]
-            part[...] = self._normals(len(part)) * std
-        return result
-
-    def _normals(self, size: int) -> npt.NDArray[np.float64]:
-        pairs = (size + 1) // 2
-        uniform = np.empty((4, pairs), dtype=np.uint64)
-        self.fill(uniform)
-        uniform >>= np.uint64(11)
-        unit = uniform * 2.0**-53
-        # 1 − U lies in (0, 1], so the logarithm is finite. The 1/√2 of the sum cancels the 2 of Box–Muller.
-        radius = np.sqrt(-np.log(1.0 - unit[:2]))
-        # cos θ = 2/(1 + t²) − 1 and sin θ = 2t/(1 + t²) with t = tan(θ/2): three times as fast.
-        tangent = np.tan((unit[2:] - 0.5) * np.pi)
-        versed = 2.0 / (1.0 + tangent * tangent)
-        cosines = (radius * (versed - 1.0)).sum(axis=0)
-        sines = (radius * versed * tangent).sum(axis=0)
-        return np.concatenate([cosines, sines])[:size]
-
-    # -- keys -----------------------------------------------------------------------------------------------
-
-    def _start(self, key: bytes) -> None:
-        self._key = key
-        self._lock = threading.Lock()
-        self._open_stream()
-
-    def _open_stream(self) -> None:
-        self._stream = Cipher(AES(self._key), CTR(bytes(16))).encryptor()
-        self._drawn = 0
-
-    def _rekey(self, reason: bytes) -> None:
-        self._key = system_key() if self._seed is None else _hash("rekey", self._key + reason)
-        self._open_stream()
-
-    def _after_fork(self) -> None:
-        # The lock may have been held by a thread that does not exist in the child.
-        self._lock = threading.Lock()
-        self._rekey(b"fork %d" % os.getpid())
+    return digits
 
 
-def system_key() -> bytes:
-    """A fresh key of 256 bits from the operating system."""
-    return os.urandom(32)
+def logistic_digits(gamma: Fraction) -> Digits:
+    """Return the digits of 1/(1 + e^γ) = e^{-γ}/(1 + e^{-γ}), an increasing function of e^{-γ}."""
+
+    @cache
+    def digits(bits: int) -> tuple[int, int]:
+        low, high = _exp_bounds(gamma, bits)
+        return _scaled((low / (1 + low), high / (1 + high)), bits)
+
+    return digits
 
 
-def _hash(purpose: str, data: bytes) -> bytes:
-    return hashlib.sha256(b"labeldp.SecureRandom/" + purpose.encode() + b"\0" + data).digest()
+def _exp_bounds(gamma: Fraction, bits: int) -> tuple[Fraction, Fraction]:
+    precision = bits * 3 // 10 + 25
+    down = Context(prec=precision, rounding=ROUND_FLOOR, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+    up = Context(prec=precision, rounding=ROUND_CEILING, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+    top, bottom = Decimal(gamma.numerator), Decimal(gamma.denominator)
+    # decimal's exp is within half a unit of its last place whatever the rounding mode: one step outwards.
+    # copy_negate, because a plain minus rounds to the precision of the thread's own context.
+    low = down.next_minus(down.exp(up.divide(top, bottom).copy_negate()))
+    high = up.next_plus(up.exp(down.divide(top, bottom).copy_negate()))
+    # A number with a vast exponent would be a vast fraction: below 2^-(bits + 64) that bound is good enough.
+    if high < up.power(Decimal(2), Decimal(-bits - 64)):
+        return Fraction(0), Fraction(1, 1 << (bits + 64))
+    return Fraction(low), Fraction(high)
 
 
-_living: weakref.WeakSet[SecureRandom] = weakref.WeakSet()
-
-
-def _rekey_child() -> None:
-    for living in list(_living):
-        living._after_fork()  # pyright: ignore[reportPrivateUsage]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_rekey_child)
+def _scaled(bounds: tuple[Fraction, Fraction], bits: int) -> tuple[int, int]:
+    return max(0, math.floor(bounds[0] * 2**bits)), math.ceil(bounds[1] * 2**bits)

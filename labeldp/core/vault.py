@@ -1,11 +1,11 @@
 """LabelVault: the one place where true labels live.
 
-A vault answers mechanisms and nothing else. Each answer is paid for first: new ledger, compared with the
-budget, stored, and only then drawn. A refused look leaves no trace; a crash can only over-count.
+A vault runs mechanisms and nothing else. Each query is paid for first: new ledger, compared with the
+budget, stored, and only then drawn. A refused query leaves no trace; a crash can only over-count.
 
 The vault is a capability, not a prison. It stops accidents (a printed label, a pickled data set, classes read
 off the data, an error message that quotes a row); it does not stop a programmer who reaches into private
-attributes. It shrinks what an auditor must read to `private/`, `accounting/` and `releases.py`.
+attributes. It shrinks what an auditor must read to `core/`, `releases.py` and the file of each mechanism.
 """
 
 from __future__ import annotations
@@ -15,37 +15,38 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from numbers import Integral, Real
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
+from functools import partial, reduce
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.budgets.counter import QueryCounter
-from labeldp.budgets.journal import OneVault
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import Event, NonPrivate, event_to_json
-from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, RowIndex, check_budget
+from labeldp.core.fingerprint import fingerprint
+from labeldp.core.ledger import ONE_LABEL, Budget, BudgetExceededError, Ledger, RowIndex, Unit, check_budget
 from labeldp.core.random import SecureRandom
 
-# --- mechanism --------------------
-#
-# The Mechanism protocol: the only kind of question a vault answers.
+__all__ = ["LabelArray", "LabelVault", "Lease", "LeaseCounter", "LedgerStore", "Mechanism", "MechanismError"]
 
-
+Out = TypeVar("Out")
 Out_co = TypeVar("Out_co", covariant=True)
-
 LabelArray = npt.NDArray[np.unsignedinteger[Any]]
+LedgerStore = Callable[[Ledger], None]
+# Event, times, and the rows of the ledger (None for all of them).
+Charged = tuple[Event, int, RowIndex | None]
+
+# Not the full type: "<U17" would tell how long the longest label is.
+_KINDS = {"U": "text", "S": "bytes", "O": "mixed objects", "M": "dates", "c": "complex numbers"}
 
 
 class Mechanism(Protocol[Out_co]):
-    """A question about labels. A frozen dataclass: every field is public, secrets are only arguments.
+    """A query of labels. A frozen dataclass: every field is public, secrets are only arguments.
 
     The vault calls the three methods in this order: `fits` (refuse before anything is spent), `event` (what
-    one answer costs the worst row), `sample` (draw it). Only the vault calls `sample`, or a mechanism made of others.
+    one query costs the worst row), `sample` (draw it). Only the vault calls `sample`, or a mechanism made of others.
     """
 
     def fits(self, num_rows: int, num_classes: int) -> None:
@@ -53,188 +54,11 @@ class Mechanism(Protocol[Out_co]):
         ...
 
     def event(self) -> Event:
-        """What one answer costs, under the replacement of one label."""
+        """Return what one query costs, under the replacement of one label."""
         ...
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> Out_co:
-        """Draw one answer. `labels` is read-only and must not be kept; all noise comes from `rng`."""
-        ...
-
-
-# --- lease --------------------
-#
-# Prepaid looks, drawn one by one; and what happens when a mechanism fails while it holds labels.
-
-
-Out = TypeVar("Out")
-
-
-class MechanismError(RuntimeError):
-    """A mechanism failed while it held labels. Its own message is withheld: it could quote a label."""
-
-
-class Lease(Generic[Out]):
-    """Prepaid looks: call it to draw the next one."""
-
-    def __init__(
-        self, draw: Callable[..., Out | Withheld], times: int, before: Callable[[], None] | None = None
-    ) -> None:
-        self._draw = draw
-        self._remaining = times
-        self._before = before
-        self._lock = threading.Lock()
-        self._home = os.getpid()
-
-    @property
-    def remaining(self) -> int:
-        """How many looks are paid for and not drawn yet."""
-        return self._remaining
-
-    def __call__(self, *args: Any) -> Out:
-        """Draw the next prepaid answer. Public arguments of the mechanism (a model, say) are passed on."""
-        stay_home(self._home)
-        with self._lock:
-            if self._remaining == 0:
-                raise BudgetExceededError("this lease is used up; lease more looks from the vault")
-            # On disk before anything is drawn: when this fails, no look is taken.
-            if self._before is not None:
-                self._before()
-            self._remaining -= 1
-        response = self._draw(*args)
-        # Raised here and not where it happened: no frame of the traceback then holds a label.
-        if isinstance(response, Withheld):
-            raise response.error
-        return response
-
-    def __repr__(self) -> str:
-        return f"Lease({self.remaining} looks left)"
-
-    def __reduce_ex__(self, _: object) -> NoReturn:
-        raise TypeError("a Lease cannot be pickled or copied; it holds the way to true labels")
-
-
-@dataclass(frozen=True)
-class Withheld:
-    """A failure without its message and its frames."""
-
-    error: BaseException
-
-
-def draw(mechanism: Mechanism[Out], labels: LabelArray, rng: SecureRandom, *args: Any) -> Out | Withheld:
-    """One answer, or the bare fact that there is none."""
-    try:
-        return mechanism.sample(labels, rng, *args)
-    except KeyboardInterrupt:
-        return Withheld(KeyboardInterrupt())
-    except BaseException as error:
-        return Withheld(
-            MechanismError(
-                f"{type(mechanism).__name__} failed with {type(error).__name__} while it held labels; the look "
-                "stays charged and the message is withheld because it could quote a label. Reproduce it on "
-                "made-up labels with labeldp.testing.check_mechanism"
-            )
-        )
-
-
-def stay_home(home: int) -> None:
-    """Refuse in a forked process: what it spends, its parent's ledger would not know."""
-    if os.getpid() != home:
-        raise RuntimeError("a LabelVault cannot be asked in a forked process: its spending would be lost; ask before")
-
-
-# --- sealing --------------------
-#
-# From whatever holds labels to a compact, checked, read-only array. Errors give counts, never values.
-
-
-# Not the full type: "<U17" would tell how long the longest label is.
-_KINDS = {"U": "text", "S": "bytes", "O": "mixed objects", "M": "dates", "c": "complex numbers"}
-
-
-def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
-    """Check labels and copy them into the smallest unsigned type that holds `num_classes` classes."""
-    if not _is_count(num_classes):
-        raise ValueError(
-            f"num_classes={num_classes!r} is not a number of classes; declare it (≥ 1). It is never read off "
-            "the labels: which classes occur is itself private"
-        )
-    refuse_masked(labels)
-    raw = np.asarray(labels)
-    if raw.ndim != 1:
-        raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
-    _refuse_unusable(raw, num_classes)
-    sealed = raw.astype(np.min_scalar_type(int(num_classes) - 1))
-    sealed.setflags(write=False)
-    return sealed
-
-
-def refuse_masked(labels: object) -> None:
-    """Raise ValueError for masked labels: numpy would hand out what lies under the mask as if it were a label."""
-    masked = np.count_nonzero(cast("Any", labels).mask) if isinstance(labels, np.ma.MaskedArray) else 0
-    if masked:
-        raise ValueError(f"labels cannot be sealed: {int(masked)} of them are masked, so missing")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(cast("int", value)) >= 1
-
-
-def _refuse_unusable(raw: npt.NDArray[Any], num_classes: int) -> None:
-    values, missing = _as_numbers(raw)
-    whole = values[~missing]
-    fractional = int(np.count_nonzero(whole != np.floor(whole)))
-    outside = int(np.count_nonzero((whole < 0) | (whole >= num_classes))) if whole.size else 0
-    found = {"missing": int(missing.sum()), "not whole numbers": fractional, "out of range": outside}
-    wrong = ", ".join(f"{count} {what}" for what, count in found.items() if count)
-    if wrong:
-        raise ValueError(
-            f"labels cannot be sealed: of {raw.size} labels, {wrong} (expected 0 … {num_classes - 1}). "
-            "Their values and places are not shown because they are private"
-        )
-
-
-def _as_numbers(raw: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """The labels as a numeric array, and which of them are missing."""
-    if raw.dtype.kind in "biu":
-        return raw, np.zeros(raw.shape, dtype=bool)
-    if raw.dtype.kind == "f":
-        missing = ~np.isfinite(raw)
-        return raw, missing
-    if raw.dtype.kind == "O":
-        # Never let float() speak for itself here: its message quotes the value.
-        missing = np.array([_is_missing(value) for value in raw], dtype=bool)
-        if all(isinstance(value, (bool, int, np.integer, float, np.floating)) for value in raw[~missing]):
-            numbers = np.zeros(raw.shape)
-            numbers[~missing] = raw[~missing].astype(np.float64)
-            return numbers, missing
-    raise ValueError(
-        f"labels are {_KINDS.get(raw.dtype.kind, 'not numbers')}; encode them as integers 0 … K − 1 in an order "
-        "fixed in advance (not with an encoder fitted on the labels: that leaks which classes occur)"
-    )
-
-
-def _is_missing(value: object) -> bool:
-    """None, NaN, infinities, pandas.NA and pandas.NaT; the last two are recognised without importing pandas."""
-    if value is None or type(value).__name__ in {"NAType", "NaTType"}:
-        return True
-    return isinstance(value, (float, np.floating)) and not math.isfinite(cast("float", value))
-
-
-__all__ = ["LabelVault", "Lease", "LedgerStore", "MechanismError", "QueryStore"]
-
-LedgerStore = Callable[[Ledger], None]
-
-
-@runtime_checkable
-class QueryStore(Protocol):
-    """A store that knows looks it was charged for by an earlier process (`labeldp.budgets.journal`)."""
-
-    def __call__(self, ledger: Ledger, query_id: str | None = None) -> None:
-        """Keep what this ledger has more than the last one, under this receipt."""
-        ...
-
-    def holds(self, query_id: str) -> bool:
-        """Whether the looks of this receipt are kept already."""
+        """Draw one release. `labels` is read-only and must not be kept; all noise comes from `rng`."""
         ...
 
 
@@ -244,7 +68,7 @@ class LabelVault:
     Args:
         labels: integers 0 … num_classes − 1, one per row. Copied; the caller should drop its own reference.
         num_classes: how many classes there are. Declared, never read off the data: that would leak.
-        budget: refuse any look that would cost the worst row more than this. None keeps count only.
+        budget: refuse any query that would cost the worst row more than this. None keeps count only.
         store: called with the new ledger before every draw; when it raises, nothing is drawn. A `QueryStore` is not
             charged again for a lease that another process began.
         rng: the noise. Fresh operating-system entropy when None; `SecureRandom(seed=...)` is for tests, and the
@@ -256,6 +80,9 @@ class LabelVault:
     >>> len(private), vault.certificate().epsilon
     (4, 1.0)
     """
+
+    # Whose labels are protected together: what the ledger counts.
+    unit: ClassVar[Unit] = ONE_LABEL
 
     def __init__(
         self,
@@ -270,17 +97,19 @@ class LabelVault:
             raise ValueError(f"budget={budget!r} is not a budget; give labeldp.Budget(epsilon=..., delta=...)")
         self.__labels = sealed_labels(labels, num_classes)
         self._num_classes = num_classes
-        self._budget = budget
-        self._store = store
         self._rng = rng if rng is not None else SecureRandom()
-        self._ledger = Ledger(len(self.__labels))
+        self._home = os.getpid()
+        # The vault that this one is a part of, and its rows there; see `part`.
+        self._whole: tuple[LabelVault, RowIndex | None] | None = None
+        self._open_books(budget, store, len(self.__labels))
+
+    def _open_books(self, budget: Budget | None, store: LedgerStore | None, units: int) -> None:
+        self._budget, self._store, self._ledger = budget, store, Ledger(units)
         # Without the leases that the store already held; None while there are none.
         self._stored: Ledger | None = None
         self._query_ids: set[str] = set()
-        self._lock = threading.Lock()
-        self._home = os.getpid()
-        self._id = secrets.token_hex(16)
-        if isinstance(store, OneVault):
+        self._lock, self._id = threading.Lock(), secrets.token_hex(16)
+        if isinstance(store, QueryStore):
             store.serve(self._id)
 
     def __len__(self) -> int:
@@ -293,21 +122,28 @@ class LabelVault:
 
     @property
     def budget(self) -> Budget | None:
-        """The most that all looks together may cost; fixed when the labels were sealed."""
+        """The most that all queries together may cost; fixed when the labels were sealed."""
         return self._budget
 
     @property
     def id(self) -> str:
-        """A random name for this vault, public: tells kept answers of this vault from those of another."""
+        """A random name for this vault, public: tells kept releases of this vault from those of another."""
         return self._id
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has been paid for so far, per row."""
+        return self._ledger
 
     def __repr__(self) -> str:
         return f"LabelVault({len(self)} labels, num_classes={self.num_classes}, budget={self.budget})"
 
-    def release(self, mechanism: Mechanism[Out], rows: npt.ArrayLike | None = None) -> Out:
-        """Pay for one answer about these rows (all when None), then draw it.
+    # -- queries ---------------------------------------------------------------------------------------------
 
-        `rows` are indices without repeats, or a mask; the answer follows their order. Rows the caller names
+    def release(self, mechanism: Mechanism[Out], rows: npt.ArrayLike | None = None) -> Out:
+        """Pay for one query of these rows (all when None), then draw it.
+
+        `rows` are indices without repeats, or a mask; the release follows their order. Rows the caller names
         are charged plainly: no amplification is claimed for them.
         """
         return self.lease(mechanism, 1, rows)()
@@ -318,20 +154,17 @@ class LabelVault:
         times: int,
         rows: npt.ArrayLike | None = None,
         *,
-        counter: QueryCounter | None = None,
+        counter: LeaseCounter | None = None,
     ) -> Lease[Out]:
-        """Pay for `times` answers now and return a callable that draws them one by one.
+        """Pay for `times` queries now and return a callable that draws them one by one.
 
-        The learner gets the callable and nothing else. Looks not drawn stay paid for. With a tally the lease outlives
-        the process: another vault of the same labels pays for the whole of it in its own ledger, so that its
-        certificate covers it, and can draw only what no process has begun to draw. A vault pays for a tally once.
+        The learner gets the callable and nothing else. Queries not drawn stay paid for. With a counter the lease
+        outlives the process: another vault of the same labels pays for the whole of it in its own ledger, so that its
+        certificate covers it, and can draw only what no process has begun to draw. A vault pays for a counter once.
         """
-        if counter is None:
-            index = self._paid(mechanism, times, rows)
-        else:
-            index = None if rows is None else self._checked_rows(rows)
-            self._fitted(mechanism, index)
-            self._charge_counted(mechanism.event(), times, index, (len(self),), counter)
+        index = self._checked_rows(rows)
+        charges = self._charges(mechanism, times, index)
+        self._charge(charges, None if counter is None else self._bound(counter, charges, times, index))
         return self._leased(mechanism, times, index, 0, counter)
 
     def lease_batches(
@@ -340,94 +173,104 @@ class LabelVault:
         times: int,
         batches: Sequence[npt.ArrayLike],
         *,
-        counter: QueryCounter | None = None,
+        counter: LeaseCounter | None = None,
     ) -> tuple[Lease[Out], ...]:
-        """Pay at once for `times` answers about each of these batches, one mechanism to a batch; see `lease`.
+        """Pay at once for `times` queries of each of these batches, one mechanism to a batch; see `lease`.
 
         No row may be in two batches, and all mechanisms must cost the same: each row then pays for its own batch.
         """
         if not 0 < len(mechanisms) == len(batches):
             raise ValueError(f"{len(mechanisms)} mechanisms for {len(batches)} batches; give one for each")
-        parts = [self._checked_rows(rows) for rows in batches]
+        if self._ledger.num_rows != len(self):
+            raise ValueError(f"{self!r} does not charge row by row; query it with release or a plain lease")
+        parts = [cast("RowIndex", self._checked_rows(rows)) for rows in batches]
         for mechanism, part in zip(mechanisms, parts, strict=True):
-            self._fitted(mechanism, part)
+            self._check_fit(mechanism, part)
         events = {mechanism.event() for mechanism in mechanisms}
         if len(events) != 1:
             raise ValueError(f"the {len(parts)} batches have {len(events)} different events; they must cost the same")
         together = self._checked_rows(np.concatenate(parts))
-        self._charge_counted(events.pop(), times, together, tuple(map(len, parts)), counter)
-        both = zip(mechanisms, parts, strict=True)
-        return tuple(self._leased(mechanism, times, part, i, counter) for i, (mechanism, part) in enumerate(both))
-
-    def _leased(
-        self, mechanism: Mechanism[Out], times: int, rows: RowIndex | None, number: int, counter: QueryCounter | None
-    ) -> Lease[Out]:
-        chosen = self.__labels if rows is None else _read_only(self.__labels[rows])
-        left, before = times, None
-        if counter is not None:
-            left, before = max(0, times - counter.drawn(number)), lambda: counter.count(number, times)
-        return Lease(lambda *args: draw(mechanism, chosen, self._rng, *args), left, before)
+        charges, sizes = [(events.pop(), times, together)], tuple(map(len, parts))
+        self._charge(charges, None if counter is None else self._bound(counter, charges, times, together, sizes))
+        both = enumerate(zip(mechanisms, parts, strict=True))
+        return tuple(self._leased(mechanism, times, part, number, counter) for number, (mechanism, part) in both)
 
     def record(self, mechanism: Mechanism[Any], rows: npt.ArrayLike | None = None) -> None:
-        """Pay for an answer that was drawn earlier, by a vault that is gone, and is about to be used again.
+        """Pay for a release that was drawn earlier, by a vault that is gone, and is about to be used again.
 
-        A run that continues in a new process has its answers but a new vault; the ledger must say what they cost.
+        A run that continues in a new process has its releases but a new vault; the ledger must say what they cost.
         """
-        self._paid(mechanism, 1, rows)
+        self._charge(self._charges(mechanism, 1, self._checked_rows(rows)))
 
-    def _paid(self, mechanism: Mechanism[Any], times: int, rows: npt.ArrayLike | None) -> RowIndex | None:
-        index = None if rows is None else self._checked_rows(rows)
-        self._fitted(mechanism, index)
-        self._charge(mechanism.event(), times, index)
-        return index
+    def reveal(self, reason: str) -> npt.NDArray[np.int64]:
+        """Hand out the true labels. The certificate then says infinity, and gives the reason."""
+        self._charge([(NonPrivate(reason), 1, None)])
+        return self.__labels.astype(np.int64)
 
-    def _fitted(self, mechanism: Mechanism[Any], index: RowIndex | None) -> None:
+    def certificate(self, delta: float | None = None) -> Certificate:
+        """Return the claim so far, at this delta (the budget's delta when None, else 0)."""
+        delta = delta if delta is not None else self.budget.delta if self.budget else 0.0
+        noise, seeded = self._rng.source, self._rng.seed is not None
+        return certify(self._ledger.groups(), delta, noise=noise, seeded=seeded, unit=self.unit)
+
+    def part(
+        self, rows: npt.ArrayLike | None = None, budget: Budget | None = None, *, store: LedgerStore | None = None
+    ) -> Self:
+        """Return a vault of some rows (all when None) with a ledger, a budget and a store of its own.
+
+        What the part is charged, this vault is charged first: its ledger covers all of its parts, and so does its
+        budget. The certificate of a part is about the queries of that part alone.
+
+        >>> vault = LabelVault([0, 1, 1], num_classes=2)
+        >>> part = vault.part([0, 2], Budget(1.0))
+        >>> len(part), part.budget, len(part.ledger.groups()), len(vault.ledger.groups())
+        (2, Budget(epsilon=1.0, delta=0.0), 1, 1)
+        """
+        index = self._checked_rows(rows)
+        part = object.__new__(type(self))
+        vars(part).update(vars(self), _whole=(self, index))
+        part.__labels = self._chosen(index)
+        part._open_books(budget, store, self._ledger.num_rows if index is None else len(index))
+        return part
+
+    def fingerprint(self, secret: bytes) -> str:
+        """Return the keyed hash of the labels by which a budget store knows them; see `labeldp.core.fingerprint`.
+
+        It is not private, and nothing is charged: it is for the owner's store, under the owner's key.
+        """
+        return fingerprint(self.__labels, secret)
+
+    # -- paying ----------------------------------------------------------------------------------------------
+
+    def _charges(self, mechanism: Mechanism[Any], times: int, index: RowIndex | None) -> Sequence[Charged]:
+        """Return what `times` queries of these rows cost."""
+        self._check_fit(mechanism, index)
+        return [(mechanism.event(), times, index)]
+
+    def _check_fit(self, mechanism: Mechanism[Any], index: RowIndex | None) -> None:
         if isinstance(mechanism, type) or not hasattr(mechanism, "fits"):
             raise ValueError(f"{mechanism!r} is not a mechanism; give an instance, say RandomizedResponse(1.0, 10)")
         mechanism.fits(len(self) if index is None else len(index), self.num_classes)
 
-    def reveal(self, reason: str) -> npt.NDArray[np.int64]:
-        """Hand out the true labels. The certificate then says infinity, and gives the reason."""
-        self._charge(NonPrivate(reason), 1, None)
-        return self.__labels.astype(np.int64)
-
-    @property
-    def ledger(self) -> Ledger:
-        """What has been paid for so far, per row."""
-        return self._ledger
-
-    def certificate(self, delta: float | None = None) -> Certificate:
-        """The claim so far, at this delta (the budget's delta when None, else 0)."""
-        if delta is None:
-            delta = self.budget.delta if self.budget else 0.0
-        return certify(self._ledger.groups(), delta, noise=self._rng.source, seeded=self._rng.seed is not None)
-
-    def _charge(self, event: Event, times: int, rows: RowIndex | None, query_id: str | None = None) -> None:
+    def _charge(self, charges: Sequence[Charged], query_id: str | None = None) -> None:
+        """Charge all of it or nothing; stored before anything is drawn."""
         stay_home(self._home)
         with self._lock:
             if query_id in self._query_ids:
                 return
-            new = self._ledger.charge(event, times, rows)
-            check_budget(new.groups(), self.budget)
-            self._keep(new, event, times, rows, query_id)
+            new = _charged(self._ledger, charges)
+            check_budget(new.groups(), self.budget, self.unit)
+            if self._whole is not None:
+                whole, own = self._whole
+                there = [(e, n, rows if own is None else own if rows is None else own[rows]) for e, n, rows in charges]
+                whole._charge(there, query_id)
+            self._keep(new, charges, query_id)
             self._ledger = new
             if query_id is not None:
                 self._query_ids.add(query_id)
 
-    def _charge_counted(
-        self, event: Event, times: int, rows: RowIndex | None, sizes: tuple[int, ...], counter: QueryCounter | None
-    ) -> None:
-        """Charge looks that a tally counts; it is bound to them first, so that it can never count others."""
-        if self._ledger.num_rows != len(self):
-            raise ValueError(f"{self!r} does not charge row by row; ask it with release or a plain lease")
-        if counter is not None:
-            asked = "all" if rows is None else _digest(rows, sizes)
-            data = {"labels": len(self), "classes": self.num_classes, "rows asked": asked}
-            counter.bind({"event": event_to_json(event), "times": times, **data})
-        self._charge(event, times, rows, None if counter is None else counter.query_id)
-
-    def _keep(self, new: Ledger, event: Event, times: int, rows: RowIndex | None, query_id: str | None) -> None:
-        """Call the store, unless it holds these looks since an earlier process."""
+    def _keep(self, new: Ledger, charges: Sequence[Charged], query_id: str | None) -> None:
+        """Call the store, unless it holds these queries since an earlier process."""
         store = self._store
         if store is None:
             return
@@ -436,93 +279,268 @@ class LabelVault:
                 self._stored = self._ledger if self._stored is None else self._stored
                 return
             store = partial(store, query_id=query_id)
-        kept = new if self._stored is None else self._stored.charge(event, times, rows)
+        kept = new if self._stored is None else _charged(self._stored, charges)
         store(kept)
         self._stored = None if self._stored is None else kept
 
-    def _checked_rows(self, rows: npt.ArrayLike) -> RowIndex:
-        index = np.asarray(rows)
+    def _bound(
+        self,
+        counter: LeaseCounter,
+        charges: Sequence[Charged],
+        times: int,
+        index: RowIndex | None,
+        sizes: tuple[int, ...] | None = None,
+    ) -> str:
+        """Bind a counter to what it counts, before it is paid for, so that it can never count anything else."""
+        rows = "all" if index is None else digest(index, sizes or (len(self),))
+        data = {"labels": len(self), "classes": self.num_classes, "rows asked": rows}
+        counter.bind({"event": event_to_json(charges[0][0]), "times": times, **data})
+        return counter.query_id
+
+    # -- drawing ---------------------------------------------------------------------------------------------
+
+    def _leased(
+        self, mechanism: Mechanism[Out], times: int, rows: RowIndex | None, number: int, counter: LeaseCounter | None
+    ) -> Lease[Out]:
+        chosen, left, before = self._chosen(rows), times, None
+        if counter is not None:
+            left, before = max(0, times - counter.drawn(number)), lambda: counter.count(number, times)
+        return Lease(lambda *args: draw(mechanism, chosen, self._rng, *args), left, before)
+
+    def _chosen(self, rows: RowIndex | None) -> LabelArray:
+        if rows is None:
+            return self.__labels
+        chosen = self.__labels[rows]
+        chosen.setflags(write=False)
+        return chosen
+
+    def _checked_rows(self, rows: npt.ArrayLike | None) -> RowIndex | None:
+        if rows is None:
+            return None
+        index, num_rows = np.asarray(rows), len(self)
         if index.dtype == np.bool_:
-            if index.shape != (len(self),):
-                raise ValueError(f"rows is a mask of shape {index.shape}; it must be ({len(self)},)")
+            if index.shape != (num_rows,):
+                raise ValueError(f"rows is a mask of shape {index.shape}; it must be ({num_rows},)")
             return np.flatnonzero(index)
-        return _checked_index(index, len(self))
+        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+            raise ValueError(
+                f"rows has shape {index.shape} and type {index.dtype}; give a list of row numbers or a mask"
+            )
+        index = index.astype(np.intp)
+        outside = int(((index < 0) | (index >= num_rows)).sum())
+        if outside:
+            raise ValueError(f"rows has {outside} entries outside 0 … {num_rows - 1}")
+        seen = np.zeros(num_rows, dtype=bool)
+        seen[index] = True
+        repeats = len(index) - int(np.count_nonzero(seen))
+        if repeats:
+            raise ValueError(f"rows has {repeats} repeats; name each row once (query again to pay again)")
+        return index
 
     def __iter__(self) -> NoReturn:
-        raise TypeError("a LabelVault cannot be iterated; ask it with release(mechanism)")
+        raise TypeError("a LabelVault cannot be iterated; query it with release(mechanism)")
 
     def __getitem__(self, _: object) -> NoReturn:
-        raise TypeError("a LabelVault cannot be indexed; ask it with release(mechanism, rows=...)")
+        raise TypeError("a LabelVault cannot be indexed; query it with release(mechanism, rows=...)")
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a LabelVault is not an array; ask it with release(mechanism)")
+        raise TypeError("a LabelVault is not an array; query it with release(mechanism)")
 
     def __reduce_ex__(self, _: object) -> NoReturn:
         raise TypeError("a LabelVault cannot be pickled or copied; true labels must not leave it")
 
 
-def _read_only(labels: LabelArray) -> LabelArray:
-    labels.setflags(write=False)
-    return labels
+def _charged(ledger: Ledger, charges: Sequence[Charged]) -> Ledger:
+    return reduce(lambda before, charge: before.charge(*charge), charges, ledger)
 
 
-def _checked_index(index: npt.NDArray[Any], num_rows: int) -> RowIndex:
-    if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-        raise ValueError(f"rows has shape {index.shape} and type {index.dtype}; give a list of row numbers or a mask")
-    index = index.astype(np.intp)
-    outside = int(((index < 0) | (index >= num_rows)).sum())
-    if outside:
-        raise ValueError(f"rows has {outside} entries outside 0 … {num_rows - 1}")
-    seen = np.zeros(num_rows, dtype=bool)
-    seen[index] = True
-    repeats = len(index) - int(np.count_nonzero(seen))
-    if repeats:
-        raise ValueError(f"rows has {repeats} repeats; name each row once (ask again to pay again)")
-    return index
+def digest(rows: RowIndex, sizes: tuple[int, ...] | None = None) -> str:
+    """Return a short public name of a list of numbers, and of how it is cut into batches."""
+    cut = b"" if sizes is None else repr(sizes).encode()
+    return hashlib.sha256(cut + rows.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
-def _digest(rows: RowIndex, sizes: tuple[int, ...]) -> str:
-    """A short public name for these rows in these batches."""
-    return hashlib.sha256(repr(sizes).encode() + rows.astype(np.int64).tobytes()).hexdigest()[:16]
+def stay_home(home: int) -> None:
+    """Refuse in a forked process: what it spends, its parent's ledger would not know."""
+    if os.getpid() != home:
+        raise RuntimeError("a LabelVault cannot be used in a forked process: its spending would be lost; query before")
 
 
-# --- shared --------------------
-#
-# Small things the mechanisms share: checks of public settings, and walking over rows piece by piece.
+# -- leases --------------------------------------------------------------------------------------------------
 
 
-def checked_epsilon(epsilon: Any) -> float:
-    """Epsilon as a float, 0 ≤ ε ≤ ∞, or ValueError."""
-    if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not float(epsilon) >= 0:
-        raise ValueError(f"epsilon is {epsilon!r}; give a number of at least 0 (math.inf for no privacy)")
-    return float(epsilon)
+class MechanismError(RuntimeError):
+    """A mechanism failed while it held labels. Its own message is withheld: it could quote a label."""
 
 
-def checked_integer(name: str, value: Any, low: int, high: int) -> int:
-    """A whole number in [low, high], or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-        raise ValueError(f"{name} is {value!r}; give a whole number from {low} to {high}")
-    return int(value)
+class Lease(Generic[Out]):
+    """Prepaid queries: call it to draw the next one."""
+
+    def __init__(
+        self, draw: Callable[..., Out | Withheld], times: int, before: Callable[[], None] | None = None
+    ) -> None:
+        self._draw = draw
+        self._remaining = times
+        self._before = before
+        self._lock = threading.Lock()
+        self._home = os.getpid()
+
+    @property
+    def remaining(self) -> int:
+        """How many queries are paid for and not drawn yet."""
+        return self._remaining
+
+    def __call__(self, *args: Any) -> Out:
+        """Draw the next prepaid query. Public arguments of the mechanism (a model, say) are passed on."""
+        stay_home(self._home)
+        with self._lock:
+            if self._remaining == 0:
+                raise BudgetExceededError("this lease is used up; lease more queries from the vault")
+            # On disk before anything is drawn: when this fails, nothing is drawn.
+            if self._before is not None:
+                self._before()
+            self._remaining -= 1
+        drawn = self._draw(*args)
+        # Raised here and not where it happened: no frame of the traceback then holds a label.
+        if isinstance(drawn, Withheld):
+            raise drawn.error
+        return drawn
+
+    def __repr__(self) -> str:
+        return f"Lease({self.remaining} queries left)"
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError("a Lease cannot be pickled or copied; it holds the way to true labels")
 
 
-def checked_classes(num_classes: Any) -> int:
-    """A number of classes, at least 1, or ValueError."""
-    return checked_integer("num_classes", num_classes, 1, 1 << 31)
+@dataclass(frozen=True)
+class Withheld:
+    """A failure without its message and its frames."""
+
+    error: BaseException
 
 
-def same_classes(expected: int, num_classes: int) -> None:
-    """Raise ValueError when the data have another number of classes than the mechanism."""
-    if num_classes != expected:
-        raise ValueError(f"num_classes is {expected} in the mechanism and {num_classes} in the data; make it equal")
+def draw(mechanism: Mechanism[Out], labels: LabelArray, rng: SecureRandom, *args: Any) -> Out | Withheld:
+    """Return one release, or the bare fact that there is none."""
+    try:
+        return mechanism.sample(labels, rng, *args)
+    except KeyboardInterrupt:
+        return Withheld(KeyboardInterrupt())
+    except BaseException as error:
+        return Withheld(
+            MechanismError(
+                f"{type(mechanism).__name__} failed with {type(error).__name__} while it held labels; the query "
+                "stays charged and the message is withheld because it could quote a label. Reproduce it on "
+                "made-up labels with labeldp.testing.check_mechanism"
+            )
+        )
 
 
-def described(mechanism: str, epsilon: float, num_classes: int) -> dict[str, Any]:
-    """What every description has. Strict JSON has no infinity: ε = ∞ is "inf", and `float` reads it back."""
-    shown = epsilon if math.isfinite(epsilon) else "inf"
-    return {"mechanism": mechanism, "epsilon": shown, "num_classes": num_classes}
+# -- what outlives a process ---------------------------------------------------------------------------------
 
 
-def pieces(num_rows: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of at most `size` rows: pieces that stay in the cache, whatever the data."""
-    for start in range(0, num_rows, size):
-        yield slice(start, min(start + size, num_rows))
+@runtime_checkable
+class QueryStore(Protocol):
+    """A store that knows queries it was charged for by an earlier process (`labeldp.budgets.store.Account`).
+
+    It keeps what a ledger has *more* than the last one, so every ledger must be of one vault.
+    """
+
+    def __call__(self, ledger: Ledger, query_id: str | None = None) -> None:
+        """Keep what this ledger has more than the last one, under this id."""
+        ...
+
+    def holds(self, query_id: str) -> bool:
+        """Whether the queries of this id are kept already."""
+        ...
+
+    def serve(self, vault: str) -> None:
+        """Take the id of the vault that uses the store; ValueError for a second vault."""
+        ...
+
+
+class LeaseCounter(Protocol):
+    """Counts the prepaid queries of a run over all its processes (`labeldp.budgets.counter.QueryCounter`)."""
+
+    @property
+    def query_id(self) -> str:
+        """The random name under which the queries were paid for."""
+        ...
+
+    def bind(self, charge: Mapping[str, Any]) -> None:
+        """Fix what the queries cost, before they are paid for; raise if it was fixed to something else."""
+        ...
+
+    def drawn(self, number: int = 0) -> int:
+        """Return how many queries of batch `number` were begun."""
+        ...
+
+    def count(self, number: int = 0, most: int | None = None) -> None:
+        """Write down that a query of batch `number` begins, unless `most` have begun; return when it is on disk."""
+        ...
+
+
+# -- sealing: errors give counts, never values ---------------------------------------------------------------
+
+
+def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
+    """Check labels and copy them into the smallest unsigned type that holds `num_classes` classes, read-only."""
+    count = cast("Any", num_classes)
+    if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < 1:
+        raise ValueError(
+            f"num_classes={num_classes!r} is not a number of classes; declare it (≥ 1). It is never read off "
+            "the labels: which classes occur is itself private"
+        )
+    refuse_masked(labels)
+    raw = np.asarray(labels)
+    if raw.ndim != 1:
+        raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
+    values, missing = _as_numbers(raw)
+    whole = values[~missing]
+    found = {
+        "missing": np.count_nonzero(missing),
+        "not whole numbers": np.count_nonzero(whole != np.floor(whole)),
+        "out of range": np.count_nonzero((whole < 0) | (whole >= num_classes)),
+    }
+    wrong = ", ".join(f"{count} {what}" for what, count in found.items() if count)
+    if wrong:
+        raise ValueError(
+            f"labels cannot be sealed: of {raw.size} labels, {wrong} (expected 0 … {num_classes - 1}). "
+            "Their values and places are not shown because they are private"
+        )
+    sealed = raw.astype(np.min_scalar_type(int(num_classes) - 1))
+    sealed.setflags(write=False)
+    return sealed
+
+
+def refuse_masked(labels: object) -> None:
+    """Raise ValueError for masked labels: numpy would hand out what lies under the mask as if it were a label."""
+    masked = np.count_nonzero(cast("Any", labels).mask) if isinstance(labels, np.ma.MaskedArray) else 0
+    if masked:
+        raise ValueError(f"labels cannot be sealed: {int(masked)} of them are masked, so missing")
+
+
+def _as_numbers(raw: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Return the labels as a numeric array, and which of them are missing."""
+    if raw.dtype.kind in "biu":
+        return raw, np.zeros(raw.shape, dtype=bool)
+    if raw.dtype.kind == "f":
+        return raw, ~np.isfinite(raw)
+    if raw.dtype.kind == "O":
+        # Never let float() speak for itself here: its message quotes the value.
+        missing = np.array([_is_missing(value) for value in raw], dtype=bool)
+        if all(isinstance(value, (bool, int, np.integer, float, np.floating)) for value in raw[~missing]):
+            numbers = np.zeros(raw.shape)
+            numbers[~missing] = raw[~missing].astype(np.float64)
+            return numbers, missing
+    raise ValueError(
+        f"labels are {_KINDS.get(raw.dtype.kind, 'not numbers')}; encode them as integers 0 … K − 1 in an order "
+        "fixed in advance (not with an encoder fitted on the labels: that leaks which classes occur)"
+    )
+
+
+def _is_missing(value: object) -> bool:
+    """Whether it is None, NaN, infinite, pandas.NA or pandas.NaT; recognised without importing pandas."""
+    if value is None or type(value).__name__ in {"NAType", "NaTType"}:
+        return True
+    return isinstance(value, (float, np.floating)) and not math.isfinite(cast("float", value))

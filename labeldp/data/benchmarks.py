@@ -7,7 +7,7 @@ Every loader takes the same arguments:
 
     root      the folder that holds the sub-folders, instead of $LABELDP_DATA; then nowhere else is looked
     rng       the vault's noise; operating-system entropy when None
-    budget    the most that all looks at the labels together may cost; None keeps count only
+    budget    the most that all queries of the labels together may cost; None keeps count only
     official  the facts the files are checked against; only tests give others
 """
 

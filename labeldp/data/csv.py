@@ -1,4 +1,10 @@
-"""CSV and TSV: the label cells are cut out and new ones spliced in; every other byte stays as it was."""
+"""CSV and TSV: the label cells are cut out and new ones spliced in; every other byte stays as it was.
+
+Where records and fields begin and end is found without parsing the fields. The rules are those of RFC 4180, strictly:
+a field either holds no quote at all, or starts and ends with one and doubles those inside. Records end with a line
+feed, or a carriage return and a line feed. Then a byte lies inside quotes exactly when an odd number of quotes precedes
+it, which numpy can tell for a whole block.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +22,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from labeldp.data.arrow import MINUS_ONE, NO_BYTES, of_bytes, of_numbers, of_pieces, pc, to_numbers
-from labeldp.data.request import Codes, LabelCheck, Report, Request, Sealer, TableError, check_prior, listed
+from labeldp.data.request import Codes, Report, Request, Sealer, TableError, check_prior, listed, usable
 from labeldp.releases import FloatArray, IntArray
-
-# --- csvscan --------------------
-#
-# Where the records and fields of a delimited text file begin and end, found without parsing the fields.
-#
-# The rules are those of RFC 4180, strictly: a field either holds no quote at all, or starts and ends with one
-# and doubles those inside. Records end with a line feed, or a carriage return and a line feed. Then a byte lies
-# inside quotes exactly when an odd number of quotes precedes it, which numpy can answer for a whole block.
-
 
 BLOCK_BYTES = 2 << 20
 MAX_RECORD_BYTES = 64 << 20
@@ -128,7 +125,8 @@ def _complete_records(data: bytes, delimiter: int, fields: int, row: int) -> Rec
     filled = np.flatnonzero(~_blank(data, stops))
     count = int(filled[-1]) + 1 if len(filled) else 0
     if len(filled) < count:
-        _refuse_row(row + _first_gap(filled), "is blank; remove it")
+        gaps = np.flatnonzero(filled != np.arange(len(filled)))
+        _refuse_row(row + int(gaps[0]), "is blank; remove it")
     used = int(np.flatnonzero(is_end)[count - 1]) + 1 if count else 0
     _check_fields(np.flatnonzero(is_end[:used]), fields, row)
     size = int(stops[count - 1]) + 1 if count else 0
@@ -220,10 +218,6 @@ def _ends_before(buffer: npt.NDArray[np.uint8], marks: Positions, place: int) ->
     return int(np.count_nonzero(buffer[marks[marks < place]] == _NEWLINE))
 
 
-def _first_gap(sorted_numbers: Positions) -> int:
-    return int(np.flatnonzero(sorted_numbers != np.arange(len(sorted_numbers)))[0])
-
-
 def _refuse_nul(data: bytes, row: int) -> None:
     if b"\0" in data:
         where = "the header" if row < 0 else f"data row {row + 1} or a later one"
@@ -237,7 +231,7 @@ def _refuse_unclosed(data: bytes, row: int) -> None:
 
 def _refuse_endless(data: bytes, row: int) -> None:
     if len(data) > MAX_RECORD_BYTES:
-        _refuse_row(row, f"is longer than {MAX_RECORD_BYTES >> 20} MiB; look for a quote that is never closed")
+        _refuse_row(row, f"is longer than {MAX_RECORD_BYTES >> 20} MiB; check for a quote that is never closed")
 
 
 def _refuse_row(row: int, wrong: str) -> None:
@@ -261,12 +255,19 @@ class CsvTable:
 
     def check_labels(self, request: Request) -> None:
         """Refuse labels that cannot be sealed, before anything is spent."""
-        check = LabelCheck(request.classes)
+        for _ in usable(self._codes(request), request.classes):
+            pass
+
+    def codes(self, request: Request) -> Codes:
+        """Return the class number of every row, for sealing; refuse them as `check_labels` does, in the same pass."""
+        return np.concatenate([np.empty(0, np.int64), *usable(self._codes(request), request.classes)])
+
+    def _codes(self, request: Request) -> Iterator[tuple[Codes, int]]:
+        """Class numbers block by block, and how many labels are missing."""
         with _opened(self.path) as source:
             for part in _parts(source, self, BLOCK_BYTES):
                 if isinstance(part, Records):
-                    check.add(*encode(_cut(part.data, *part.spans(self.label))[1], request.classes))
-        check.judge()
+                    yield encode(_cut(part.data, *part.spans(self.label))[1], request.classes)
 
     def privatize(self, draft: Path, sealer: Sealer, report: Report, block_bytes: int = BLOCK_BYTES) -> None:
         """Write the table with private labels to `draft`, block by block."""
@@ -282,7 +283,7 @@ class CsvTable:
 def open_csv(path: Path, request: Request, delimiter: str | None = None) -> CsvTable:
     """Read the header and find the columns. No label is looked at."""
     if request.is_vector:
-        raise TableError(f"mechanism={request.mechanism!r} answers with a vector, which CSV cannot hold; use Parquet")
+        raise TableError(f"mechanism={request.mechanism!r} releases a vector, which CSV cannot hold; use Parquet")
     separator = checked_delimiter(delimiter, path)
     with _opened(path) as file, _reading(path):
         header = read_header(file, separator)
@@ -416,7 +417,7 @@ def count_rows(path: Path, delimiter: str) -> int:
 
 
 def read_csv(path: Path, request: Request, delimiter: str) -> tuple[pa.Table, IntArray, FloatArray | None]:
-    """The features with the types Arrow infers, the private answers, and the prior if the request has one."""
+    """Return the features with the types Arrow infers, the private responses, and the prior if the request has one."""
     table = open_csv(path, request, delimiter)
     codes, priors = [np.empty(0, np.int64)], [np.empty((0, len(table.priors)))]
     with _opened(path) as file:

@@ -2,6 +2,12 @@
 
 Nothing is downloaded. Error messages give names, sizes and expected digests; never the digest of what was
 found, which for a file of labels would be a statement about labels.
+
+At the end are the facts about each data set: files, rows, classes, digests. A sha256 was computed here, from files that
+match what their authors published. An md5 is quoted from public code and has not met its file here: several projects
+agree on KMNIST, ml-1m.zip and the CIFAR archives; CIFAR-100's two .bin files come from one (rai-project/dldataset,
+whose CIFAR-10 values are right). CINIC-10's folders and Criteo's table have no digest that we know; their rows are
+counted.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ class Official:
         archive: the download that holds all files.
         inside: the folder that the archive unpacks to.
         pickled: names that betray the Python version, which is a pickle.
-        elsewhere: further folders to look in when no root is given.
+        elsewhere: further folders to search when no root is given.
         note: one more sentence for whoever misses the data.
     """
 
@@ -182,16 +188,11 @@ def _member(bundle: tarfile.TarFile, name: str) -> bytes:
     return stream.read()
 
 
-# --- samples --------------------
-#
-# Small public tables that ship with the library.
-
-
 ADULT_CLASSES = ("<=50K", ">50K")
 
 
 def adult_path(split: str = "train") -> Path:
-    """The bundled Adult census table as a Parquet file; its label column is `income`.
+    """Return the path of the bundled Adult census table, a Parquet file; its label column is `income`.
 
     Barry Becker and Ronny Kohavi (1996), Adult, UCI Machine Learning Repository, CC BY 4.0.
     """
@@ -199,16 +200,6 @@ def adult_path(split: str = "train") -> Path:
     if split not in names:
         raise ValueError(f"split={split!r} is not a split of Adult; give one of {sorted(names)}")
     return Path(str(resources.files("labeldp.data") / "adult" / names[split]))
-
-
-# --- official --------------------
-#
-# The facts about each data set: files, rows, classes, digests.
-#
-# A sha256 was computed here, from files that match what their authors published. An md5 is quoted from public code
-# and has not met its file here: several projects agree on KMNIST, ml-1m.zip and the CIFAR archives; CIFAR-100's
-# two .bin files come from one (rai-project/dldataset, whose CIFAR-10 values are right). CINIC-10's folders and
-# Criteo's table have no digest that we know; their rows are counted.
 
 
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -139,16 +139,16 @@ def _all_pixels(official: Official, folder: Path, paths: list[Path]) -> Images:
                 images[row] = pixels.transpose(2, 0, 1)
     if broken:
         raise CorruptDataError(
-            f"{official.name}: {broken} of {len(paths)} images in {folder} are not readable {_SIDE}×{_SIDE} pictures. "
+            f"{official.name}: {broken} of {len(paths)} files in {folder} are not readable {_SIDE}×{_SIDE} images. "
             "Which ones is not shown: their folders and names give the class away. Unpack the archive again"
         )
     return images
 
 
 def _order_of_content(images: Iterable[npt.NDArray[np.uint8]]) -> npt.NDArray[np.intp]:
-    """An order that depends on the pictures only: file order is class order, and would be the labels themselves.
+    """Return an order that depends on the images only: file order is class order, and would be the labels themselves.
 
-    Equal pictures are put in random order, because any fixed rule would follow their folders.
+    Equal images are put in random order, because any fixed rule would follow their folders.
     """
     keys = np.array([int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:8]) for image in images], dtype=np.uint64)
     mixed = np.random.default_rng().permutation(len(keys))
@@ -156,7 +156,7 @@ def _order_of_content(images: Iterable[npt.NDArray[np.uint8]]) -> npt.NDArray[np
 
 
 def _decoded(content: bytes) -> npt.NDArray[np.uint8] | None:
-    """RGB pixels (height, width, 3), or None for what is no picture: Pillow's own message may name the file."""
+    """RGB pixels (height, width, 3), or None for what is no image: Pillow's own message may name the file."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -164,7 +164,7 @@ def _decoded(content: bytes) -> npt.NDArray[np.uint8] | None:
             "WebP and PNG files need Pillow, which is not installed: pip install pillow"
         ) from None
     try:
-        with Image.open(io.BytesIO(content)) as picture:
-            return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))
+        with Image.open(io.BytesIO(content)) as image:
+            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None

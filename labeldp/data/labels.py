@@ -1,4 +1,4 @@
-"""A label column in Arrow: from values to class numbers, and from private answers back to values."""
+"""A label column in Arrow: from values to class numbers, and from private responses back to values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
 
@@ -62,7 +63,7 @@ def _cast(name: str, kind: pa.DataType) -> Any:
 
 
 def _comparable(values: Any) -> Any:
-    """Values in a type that Arrow can look up: one text type, and floats without a negative zero."""
+    """Return values in a type that Arrow can search: one text type, and floats without a negative zero."""
     kind = values.type
     if _is_text(kind):
         return values.cast(pa.large_binary())
@@ -89,7 +90,7 @@ def response_type(kind: pa.DataType, request: Request) -> pa.DataType:
 
 
 def decode(responses: IntArray, kind: pa.DataType, request: Request) -> Any:
-    """Private answers as a column of `response_type`."""
+    """Return private responses as a column of `response_type`."""
     if request.is_vector:
         flat = of_numbers(responses.reshape(-1)).cast(response_type(kind, request).value_type)
         return pa.FixedSizeListArray.from_arrays(flat, len(request.classes))
@@ -105,7 +106,7 @@ def decode(responses: IntArray, kind: pa.DataType, request: Request) -> Any:
 
 
 def responses_of(column: Any, request: Request) -> IntArray:
-    """The private answers in a column that `decode` made."""
+    """Return the private responses in a column that `decode` made."""
     changed = TableError(f"label: column {request.label!r} holds values that privatize never writes; it was changed")
     if column.null_count:
         raise changed
@@ -117,3 +118,23 @@ def responses_of(column: Any, request: Request) -> IntArray:
     if (codes < 0).any():
         raise changed
     return codes.astype(np.min_scalar_type(len(request.classes) - 1))
+
+
+# Arrow's own reader of numbers would quote in its message what it cannot read.
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+
+
+def numbers(column: Any, label: str) -> npt.NDArray[np.float64]:
+    """Return a column of numbers, or of text that spells them, as floats; NaN where there is none."""
+    kind = column.type
+    if types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        trimmed = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+        # A plus sign is not read, and what is no number must not get as far as the reader.
+        plain = pc.replace_substring_regex(trimmed, r"^\+", "")
+        good = pc.fill_null(pc.match_substring_regex(trimmed, _NUMBER), False)
+        column = pc.if_else(good, plain, pa.scalar(None, pa.large_string()))
+    elif not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)):
+        raise TableError(f"the label {label!r} has type {kind}, which is no number; convert the column first")
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)

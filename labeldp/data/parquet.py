@@ -23,62 +23,17 @@ from pyarrow import types
 
 from labeldp.data import labels
 from labeldp.data.arrow import NAN, pc, to_numbers
-from labeldp.data.request import LabelCheck, Report, Request, Sealer, TableError, check_prior, listed
+from labeldp.data.request import Codes, Report, Request, Sealer, TableError, check_prior, listed, usable
 from labeldp.releases import FloatArray, IntArray
-
-# --- pandasnotes --------------------
-#
-# The note pandas keeps in a Parquet file, rebuilt so that it says nothing about the original labels.
-
-
-PANDAS_KEY = b"pandas"
-# Anything else (`attributes` above all) is free text of the user, which may describe the labels.
-_KEPT = ("index_columns", "column_indexes", "columns", "creator", "pandas_version", "partition_columns")
-
-
-def cleaned(schema: pa.Schema, label: int, kind: pa.DataType, num_classes: int) -> dict[bytes, bytes]:
-    """The schema's pandas note with the label's entry made anew for type `kind`; nothing if there is none."""
-    try:
-        notes = json.loads((schema.metadata or {})[PANDAS_KEY])
-        kept = {key: notes[key] for key in _KEPT if key in notes}
-        name = schema.field(label).name
-        known = [entry for entry in kept["columns"] if _field(entry) in schema.names]
-        kept["columns"] = [_entry(entry, name, kind, num_classes) for entry in known]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return {}
-    return {PANDAS_KEY: json.dumps(kept).encode()}
-
-
-def _field(entry: dict[str, Any]) -> Any:
-    return entry.get("field_name", entry.get("name"))
-
-
-def _entry(entry: dict[str, Any], label: str, kind: pa.DataType, num_classes: int) -> dict[str, Any]:
-    if _field(entry) != label:
-        return entry
-    pandas_type, numpy_type = _type_names(kind)
-    categories = {"num_categories": num_classes, "ordered": kind.ordered} if types.is_dictionary(kind) else None
-    same = {key: entry[key] for key in ("name", "field_name") if key in entry}
-    return {**same, "pandas_type": pandas_type, "numpy_type": numpy_type, "metadata": categories}
-
-
-def _type_names(kind: pa.DataType) -> tuple[str, str]:
-    if types.is_dictionary(kind):
-        return "categorical", str(kind.index_type)
-    if types.is_fixed_size_list(kind):
-        return f"list[{kind.value_type}]", "object"
-    if types.is_boolean(kind) or types.is_integer(kind):
-        return str(kind), str(kind)
-    if types.is_floating(kind):
-        return (name := {2: "float16", 4: "float32", 8: "float64"}[kind.byte_width]), name
-    return ("bytes" if "binary" in str(kind) else "unicode"), "object"
-
 
 KEY = b"labeldp"
 CHUNK_ROWS = 1 << 18
 CHUNK_BYTES = 64 << 20
 _FEWEST_ROWS = 64
 _BUFFER = 1 << 16
+PANDAS_KEY = b"pandas"
+# Kept of the note of pandas: anything else (`attributes` above all) is free text, which may describe the labels.
+_KEPT = ("index_columns", "column_indexes", "columns", "creator", "pandas_version", "partition_columns")
 
 
 @dataclass(frozen=True)
@@ -100,10 +55,18 @@ class ParquetTable:
 
     def check_labels(self, request: Request) -> None:
         """Refuse labels that cannot be sealed, before anything is spent."""
-        check, kind = LabelCheck(request.classes), self.schema.field(self.label).type
+        for _ in usable(self._codes(request), request.classes):
+            pass
+
+    def codes(self, request: Request) -> Codes:
+        """Return the class number of every row, for sealing; refuse them as `check_labels` does, in the same pass."""
+        return np.concatenate([np.empty(0, np.int64), *usable(self._codes(request), request.classes)])
+
+    def _codes(self, request: Request) -> Iterator[tuple[Codes, int]]:
+        """Class numbers batch by batch, and how many labels are missing."""
+        kind = self.schema.field(self.label).type
         for batch in _batches(self, columns=[request.label]):
-            check.add(*labels.encode(pa.chunked_array([batch.column(0)]), kind, request.classes))
-        check.judge()
+            yield labels.encode(pa.chunked_array([batch.column(0)]), kind, request.classes)
 
     def privatize(self, draft: Path, sealer: Sealer, report: Report) -> None:
         """Write the table with private labels to `draft`, chunk by chunk."""
@@ -111,14 +74,16 @@ class ParquetTable:
 
 
 def open_parquet(path: Path, request: Request) -> ParquetTable:
-    """Read the footer and find the columns. No label is looked at, nor what the footer says about labels."""
+    """Read the footer and find the columns. No label is read, nor what the footer says about labels."""
     with reading(path), opened(path) as file:
         schema = file.schema_arrow
         label = _find(schema, request.label, "label")
         labels.class_values(request.classes, schema.field(label).type)
         priors = tuple(_find(schema, name, "prior_columns") for name in request.prior_columns)
         for place in priors:
-            _check_numeric(schema.field(place))
+            name, kind = schema.field(place).name, schema.field(place).type
+            if not (types.is_floating(kind) or types.is_integer(kind) or types.is_decimal(kind)):
+                raise TableError(f"prior_columns: column {name!r} has type {kind}; a prior needs numbers")
         used = _public_columns(file, request.label)
         rows = _rows_at_once(file.metadata, used, request)
         return ParquetTable(path, schema, label, priors, file.metadata.num_rows, _codec(used), rows)
@@ -159,12 +124,6 @@ def _find(schema: pa.Schema, name: str, argument: str) -> int:
             "occurs once (case matters)"
         )
     return found[0]
-
-
-def _check_numeric(field: pa.Field) -> None:
-    kind = field.type
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
-        raise TableError(f"prior_columns: column {field.name!r} has type {kind}; a prior needs numbers")
 
 
 def _public_columns(file: pq.ParquetFile, label: str) -> list[Any]:
@@ -306,7 +265,7 @@ def count_rows(path: Path) -> int:
 
 
 def read_parquet(path: Path, request: Request) -> tuple[pa.Table, IntArray, FloatArray | None]:
-    """The features, the private answers, and the prior if the request has one."""
+    """Return the features, the private responses, and the prior if the request has one."""
     with reading(path), opened(path) as file:
         table = file.read()
     place = _find(table.schema, request.label, "label")
@@ -316,3 +275,44 @@ def read_parquet(path: Path, request: Request) -> tuple[pa.Table, IntArray, Floa
     priors = tuple(_find(table.schema, name, "prior_columns") for name in request.prior_columns)
     responses = labels.responses_of(table.column(place), request)
     return table.remove_column(place), responses, read_prior(table, priors, 0)
+
+
+def cleaned(schema: pa.Schema, label: int, kind: pa.DataType, num_classes: int) -> dict[bytes, bytes]:
+    """Return the note of pandas without anything about the original labels; nothing if there is none.
+
+    The label's entry is made anew, for type `kind`.
+    """
+    try:
+        notes = json.loads((schema.metadata or {})[PANDAS_KEY])
+        kept = {key: notes[key] for key in _KEPT if key in notes}
+        name = schema.field(label).name
+        known = [entry for entry in kept["columns"] if _field(entry) in schema.names]
+        kept["columns"] = [_entry(entry, name, kind, num_classes) for entry in known]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+    return {PANDAS_KEY: json.dumps(kept).encode()}
+
+
+def _field(entry: dict[str, Any]) -> Any:
+    return entry.get("field_name", entry.get("name"))
+
+
+def _entry(entry: dict[str, Any], label: str, kind: pa.DataType, num_classes: int) -> dict[str, Any]:
+    if _field(entry) != label:
+        return entry
+    pandas_type, numpy_type = _type_names(kind)
+    categories = {"num_categories": num_classes, "ordered": kind.ordered} if types.is_dictionary(kind) else None
+    same = {key: entry[key] for key in ("name", "field_name") if key in entry}
+    return {**same, "pandas_type": pandas_type, "numpy_type": numpy_type, "metadata": categories}
+
+
+def _type_names(kind: pa.DataType) -> tuple[str, str]:
+    if types.is_dictionary(kind):
+        return "categorical", str(kind.index_type)
+    if types.is_fixed_size_list(kind):
+        return f"list[{kind.value_type}]", "object"
+    if types.is_boolean(kind) or types.is_integer(kind):
+        return str(kind), str(kind)
+    if types.is_floating(kind):
+        return (name := {2: "float16", 4: "float32", 8: "float64"}[kind.byte_width]), name
+    return ("bytes" if "binary" in str(kind) else "unicode"), "object"

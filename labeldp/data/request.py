@@ -1,10 +1,10 @@
-"""What is asked of a table, checked before anything is spent; and where its labels are sealed."""
+"""What is requested of a table, checked before anything is spent; and where its labels are sealed."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ Report = Callable[[int, float], None]
 
 
 class TableError(ValueError):
-    """A table cannot be privatized, read or written as asked. One sentence; it never quotes a label."""
+    """A table cannot be privatized, read or written as requested. One sentence; it never quotes a label."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Request:
 
     @property
     def is_vector(self) -> bool:
-        """Whether an answer is a vector with one entry per class, rather than a class."""
+        """Whether a response is a vector with one entry per class, rather than a class."""
         return self.mechanism in VECTOR
 
     @property
@@ -82,7 +82,7 @@ class Request:
     def public(self, rng: SecureRandom, **more: Any) -> dict[str, Any]:
         """The parameters that travel with the artifact, as plain JSON values."""
         description = dict(self.randomizer(self.uniform_prior(1)).describe())
-        # Some laws are per row; how many rows there are, a stream knows only at its end.
+        # Some channels are per row; how many rows there are, a stream knows only at its end.
         description.pop("rows", None)
         return {
             "format": FORMAT,
@@ -162,7 +162,7 @@ def _check_mechanism(request: Request) -> None:
     if columns and not request.needs_prior:
         raise TableError(f"mechanism={name!r} takes no prior; leave out prior_columns or use 'prior-response'")
     if request.k is None and name == "top-k-response":
-        raise TableError(f"mechanism={name!r} needs k, the number of answers a row may have")
+        raise TableError(f"mechanism={name!r} needs k, the number of responses a row may have")
     if request.k is not None and name != "top-k-response":
         raise TableError(f"k={request.k} does not fit mechanism={name!r}; k belongs to 'top-k-response' only")
     if request.label in columns:
@@ -173,22 +173,22 @@ def _check_mechanism(request: Request) -> None:
 
 @dataclass
 class Sealer:
-    """Turns chunks of labels into private answers, and keeps the ledger of all of them.
+    """Turns chunks of labels into private responses, and keeps the ledger of all of them.
 
-    Chunks share no row, so their ledgers stand side by side: every row is asked once, at one epsilon.
+    Chunks share no row, so their ledgers stand side by side: every row is queried once, at one epsilon.
     """
 
     request: Request
     rng: SecureRandom
     rows: int = 0
-    # Not empty even for a table without rows: the look was bought, so the certificate says what it costs.
+    # Not empty even for a table without rows: the query was paid for, so the certificate says what it costs.
     groups: tuple[Group, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.groups = Ledger(0).charge(self.request.event).groups()
 
     def response(self, codes: Codes, missing: int, prior: FloatArray | None = None) -> NoisyLabels:
-        """Private answers for labels 0 … K − 1; −1 stands for the `missing` ones and the undeclared ones."""
+        """Return private responses for labels 0 … K − 1; −1 stands for the `missing` ones and the undeclared ones."""
         self.rows += len(codes)
         undeclared = int(np.count_nonzero(codes < 0)) - missing
         if undeclared or missing:
@@ -199,25 +199,18 @@ class Sealer:
         return private
 
 
-@dataclass
-class LabelCheck:
-    """Counts what cannot be sealed in a whole column, before anything is spent. Lets out counts only."""
+def usable(parts: Iterable[tuple[Codes, int]], classes: tuple[str, ...]) -> Iterator[Codes]:
+    """Yield the codes of a column's parts; after the last, raise TableError if something in it cannot be sealed.
 
-    classes: tuple[str, ...]
-    rows: int = 0
-    unusable: int = 0
-    missing: int = 0
-
-    def add(self, codes: Codes, missing: int) -> None:
-        """Count one chunk of codes, −1 standing for what is undeclared or missing."""
-        self.rows += len(codes)
-        self.unusable += int(np.count_nonzero(codes < 0))
-        self.missing += missing
-
-    def judge(self) -> None:
-        """Raise TableError if anything was found."""
-        if self.unusable:
-            raise TableError(_unusable(self.unusable - self.missing, self.missing, self.rows, self.classes))
+    Each part comes with how many of its labels are missing. A code of −1 stands for what is missing or undeclared. The
+    message has counts only.
+    """
+    rows = unusable = missing = 0
+    for codes, absent in parts:
+        rows, unusable, missing = rows + len(codes), unusable + int(np.count_nonzero(codes < 0)), missing + absent
+        yield codes
+    if unusable:
+        raise TableError(_unusable(unusable - missing, missing, rows, classes))
 
 
 def _unusable(undeclared: int, missing: int, rows: int, classes: tuple[str, ...]) -> str:

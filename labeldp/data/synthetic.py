@@ -1,4 +1,4 @@
-"""A made-up image problem, so that tests of learning need no data set. Never report a number on it."""
+"""Made-up images, and made-up clicks like Criteo's, so that tests need no data set. Never report a number on them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ _CELL = 4
 _SHIFT = 2
 _NOISE = 40.0
 
+ATTRIBUTION_NAME = "synthetic stand-in for Criteo attribution (tests only)"
+CLASSES = ("not credited", "credited")
+# How many values campaign and cat1 … cat9 take here: fewer than in the real table, and as unequal.
+CARDINALITIES = (60, 9, 30, 120, 20, 40, 25, 400, 11, 25)
+_SHARE = 0.12
+_STRENGTH = 0.7
+
 
 def synthetic_stand_in(
     num_train: int,
@@ -28,9 +35,9 @@ def synthetic_stand_in(
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
 ) -> Benchmark[Images]:
-    """Noisy, shifted copies of one random blocky picture per class: easy to learn, and true of nothing.
+    """Return noisy, shifted copies of one random blocky image per class: easy to learn, and true of nothing.
 
-    `seed` makes pictures and labels, so whoever knows it knows the labels; `rng` is the vault's noise.
+    `seed` makes images and labels, so whoever knows it knows the labels; `rng` is the vault's noise.
 
     >>> made_up = synthetic_stand_in(100, 20, num_classes=3)
     >>> made_up.name, made_up.train.shape, len(made_up.vault)
@@ -40,40 +47,10 @@ def synthetic_stand_in(
         if value < 1:
             raise ValueError(f"{argument}={value} must be at least 1")
     draw = np.random.default_rng(seed)
-    pictures = _images(draw, num_classes, shape)
-    train, test = (_part(draw, pictures, count) for count in (num_train, num_test))
+    patterns = _patterns(draw, num_classes, shape)
+    train, test = (_part(draw, patterns, count) for count in (num_train, num_test))
     classes = tuple(f"made-up class {number}" for number in range(num_classes))
     return seal(NAME, classes, train, test, rng=rng, budget=budget)
-
-
-def _images(draw: np.random.Generator, num_classes: int, shape: tuple[int, int, int]) -> npt.NDArray[np.float64]:
-    channels, height, width = shape
-    cells = draw.uniform(40, 215, (num_classes, channels, -(-height // _CELL), -(-width // _CELL)))
-    return cells.repeat(_CELL, axis=2).repeat(_CELL, axis=3)[:, :, :height, :width]
-
-
-def _part(
-    draw: np.random.Generator, pictures: npt.NDArray[np.float64], count: int
-) -> tuple[Images, npt.NDArray[np.int64]]:
-    labels = draw.integers(len(pictures), size=count)
-    images = np.empty((count, *pictures.shape[1:]), dtype=np.uint8)
-    for row, label in enumerate(labels):
-        moved = np.roll(pictures[label], draw.integers(-_SHIFT, _SHIFT + 1, 2), axis=(1, 2))
-        images[row] = np.clip(moved + draw.normal(0, _NOISE, moved.shape), 0, 255)
-    return images, labels
-
-
-# --- synthetic_attribution --------------------
-#
-# Made-up clicks in the shape of Criteo attribution, so that tests need no data set. Never report a number on it.
-
-
-ATTRIBUTION_NAME = "synthetic stand-in for Criteo attribution (tests only)"
-CLASSES = ("not credited", "credited")
-# How many values campaign and cat1 … cat9 take here: fewer than in the real table, and as unequal.
-CARDINALITIES = (60, 9, 30, 120, 20, 40, 25, 400, 11, 25)
-_SHARE = 0.12
-_STRENGTH = 0.7
 
 
 def synthetic_attribution_stand_in(
@@ -84,9 +61,9 @@ def synthetic_attribution_stand_in(
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
 ) -> UserBenchmark:
-    """Clicks of made-up users: a cost and ten categorical columns each, most users with few clicks and some with many.
+    """Return clicks of made-up users, each with a cost and ten categorical columns; a few users have many clicks.
 
-    The label follows a logistic law of the columns, so there is something to learn, and it is true of nothing. `seed`
+    The label follows a logistic model of the columns, so there is something to learn, and it is true of nothing. `seed`
     makes clicks and labels, so whoever knows it knows the labels; `rng` is the vault's noise.
 
     >>> made_up = synthetic_attribution_stand_in(100, 20)
@@ -104,6 +81,23 @@ def synthetic_attribution_stand_in(
     train = users < train_users
     parts = _parts((numeric, categorical), users, labels, train)
     return sealed_by_user(ATTRIBUTION_NAME, CLASSES, *parts, rng=rng, budget=budget)
+
+
+def _patterns(draw: np.random.Generator, num_classes: int, shape: tuple[int, int, int]) -> npt.NDArray[np.float64]:
+    channels, height, width = shape
+    cells = draw.uniform(40, 215, (num_classes, channels, -(-height // _CELL), -(-width // _CELL)))
+    return cells.repeat(_CELL, axis=2).repeat(_CELL, axis=3)[:, :, :height, :width]
+
+
+def _part(
+    draw: np.random.Generator, patterns: npt.NDArray[np.float64], count: int
+) -> tuple[Images, npt.NDArray[np.int64]]:
+    labels = draw.integers(len(patterns), size=count)
+    images = np.empty((count, *patterns.shape[1:]), dtype=np.uint8)
+    for row, label in enumerate(labels):
+        moved = np.roll(patterns[label], draw.integers(-_SHIFT, _SHIFT + 1, 2), axis=(1, 2))
+        images[row] = np.clip(moved + draw.normal(0, _NOISE, moved.shape), 0, 255)
+    return images, labels
 
 
 def _clicks(chance: np.random.Generator, num_users: int) -> IntArray:

@@ -1,4 +1,7 @@
-"""Adult, the census income table: from UCI's own files or from the copy that ships with the library."""
+"""Read the published tables: Adult's census incomes, MovieLens' ratings, Criteo's attributed clicks.
+
+Each reader returns both parts as (public features, labels); whoever calls it seals the training labels at once.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-from pyarrow import csv
 
 from labeldp.core.ledger import Budget
 from labeldp.core.random import SecureRandom
-from labeldp.data import files as facts
-from labeldp.data import files as locate
-from labeldp.data.files import CorruptDataError, Official, adult_path
+from labeldp.data import files
+from labeldp.data.files import CorruptDataError, MissingDataError, Official, adult_path
 from labeldp.data.splits import Benchmark, Columns, IntArray, Pairs, refusing
 from labeldp.mechanisms.users import UserVault
-
-# --- coding --------------------
-#
-# From raw public columns to `Columns`: standardised numbers, coded categories.
-
 
 Raw = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -47,6 +42,8 @@ def coded(train: Raw, test: Raw, users: tuple[IntArray, IntArray] | None = None)
     return first, second
 
 
+# -- Adult: from UCI's own files or from the copy that ships with the library ----------------------------------------
+
 ADULT_NUMERIC = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 ADULT_CATEGORICAL = (
     "workclass", "education", "marital_status", "occupation", "relationship", "race", "sex", "native_country",
@@ -64,7 +61,7 @@ def read_adult(official: Official, root: Path | str | None) -> tuple[AdultColumn
     """Both official parts. Without a root, the bundled copy stands in for files that are not there."""
     tables = _tables(official, root)
     for part, table, expected in zip(("training", "test"), tables, official.rows, strict=True):
-        locate.check_rows(official, part, len(table[_LABEL]), expected)
+        files.check_rows(official, part, len(table[_LABEL]), expected)
     train, test = coded(_features(official, tables[0]), _features(official, tables[1]))
     labels = [_labels(official, table) for table in tables]
     return (train, labels[0]), (test, labels[1])
@@ -72,8 +69,8 @@ def read_adult(official: Official, root: Path | str | None) -> tuple[AdultColumn
 
 def _tables(official: Official, root: Path | str | None) -> list[Table]:
     try:
-        found = locate.contents(official, root)
-    except locate.MissingDataError:
+        found = files.contents(official, root)
+    except MissingDataError:
         if root is not None:
             raise
         return [_parquet(adult_path(split)) for split in ("train", "test")]
@@ -118,10 +115,7 @@ def _labels(official: Official, table: Table) -> IntArray:
     return np.array([codes.get(value.removesuffix("."), -1) for value in table[_LABEL]], dtype=np.int64)
 
 
-# --- ratings --------------------
-#
-# MovieLens ratings: who rated what is public, the rating is the label.
-
+# -- MovieLens: who rated what is public, the rating is the label ----------------------------------------------------
 
 NUM_USERS = 6040
 NUM_ITEMS = 3952
@@ -135,8 +129,8 @@ def read_ratings(official: Official, root: Path | str | None) -> tuple[LabelledP
 
     The split is a seeded shuffle of the rows in order of user and item, so it cannot depend on a rating.
     """
-    table = _table(official, locate.contents(official, root)[official.files[0]])
-    locate.check_rows(official, "only", len(table), official.rows[0])
+    table = _table(official, files.contents(official, root)[official.files[0]])
+    files.check_rows(official, "only", len(table), official.rows[0])
     table = table[np.lexsort((table[:, 1], table[:, 0]))]
     order = np.random.default_rng(RATINGS_SPLIT_SEED).permutation(len(table))
     cut = len(table) * 8 // 10
@@ -177,20 +171,14 @@ def _in_range(table: IntArray) -> bool:
     return bool(((users >= 1) & (users <= NUM_USERS) & (items >= 1) & (items <= NUM_ITEMS)).all())
 
 
-# --- attribution --------------------
-#
-# Criteo attribution: which clicked advertisement gets the credit for a purchase.
-
+# -- Criteo: which clicked advertisement gets the credit for a purchase ----------------------------------------------
 
 ATTRIBUTION_CATEGORICAL = ("campaign", *(f"cat{number}" for number in range(1, 10)))
 ATTRIBUTION_NUMERIC = ("cost",)
 ATTRIBUTION_SPLIT_SEED = 20240507
 # click decides which rows are kept; conversion, click_pos and click_nb make the label. No other column is read.
 _SECRET = ("conversion", "click_pos", "click_nb")
-_TYPES = {
-    **dict.fromkeys(("uid", "click", *_SECRET, *ATTRIBUTION_CATEGORICAL), pa.int32()),
-    **dict.fromkeys(ATTRIBUTION_NUMERIC, pa.float64()),
-}
+_WHOLE = ("uid", "click", *_SECRET, *ATTRIBUTION_CATEGORICAL)
 AttributionColumns = tuple[Columns, npt.NDArray[Any]]
 
 
@@ -209,7 +197,7 @@ def attribution_by_user(
     test_users: int = 50_000,
     rng: SecureRandom | None = None,
     budget: Budget | None = None,
-    official: Official = facts.CRITEO_ATTRIBUTION,
+    official: Official = files.CRITEO_ATTRIBUTION,
 ) -> UserBenchmark:
     """`benchmarks.criteo_attribution`, its training labels in a vault of users."""
     parts = read_attribution(official, root, train_users=train_users, test_users=test_users)
@@ -270,15 +258,17 @@ def _split(uid: IntArray, train_users: int, test_users: int) -> tuple[npt.NDArra
 
 
 def _clicked(official: Official, root: Path | str | None) -> Table:
-    path = locate.find(locate.folders(official, root), official.files[0])
+    import pyarrow as pa
+
+    path = files.find(files.folders(official, root), official.files[0])
     if path is None:
-        raise locate.missing(official, root)
+        raise files.missing(official, root)
     try:
         total, parts = _scan(path)
     except (pa.ArrowException, OSError) as error:
         kind = type(error).__name__
     else:
-        locate.check_rows(official, "only", total, official.rows[0])
+        files.check_rows(official, "only", total, official.rows[0])
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     # Raised outside the handler: pyarrow quotes the value it cannot read, which may be a label.
     raise CorruptDataError(
@@ -288,14 +278,18 @@ def _clicked(official: Official, root: Path | str | None) -> Table:
 
 
 def _scan(path: Path) -> tuple[int, list[Table]]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    kinds = {**dict.fromkeys(_WHOLE, pa.int32()), **dict.fromkeys(ATTRIBUTION_NUMERIC, pa.float64())}
     # Empty fields stay errors instead of becoming nulls; the file is read in blocks because most rows go.
-    convert = csv.ConvertOptions(column_types=_TYPES, include_columns=list(_TYPES), null_values=[])
+    convert = csv.ConvertOptions(column_types=kinds, include_columns=list(kinds), null_values=[])
     read, parse = csv.ReadOptions(block_size=1 << 24), csv.ParseOptions(delimiter="\t")
     total, parts = 0, []
     with pa.input_stream(path, compression="detect") as stream:
         for batch in csv.open_csv(stream, read, parse, convert):
             total += batch.num_rows
-            parts.append(_with_labels({name: batch.column(name).to_numpy() for name in _TYPES}))
+            parts.append(_with_labels({name: batch.column(name).to_numpy() for name in kinds}))
     return total, parts
 
 

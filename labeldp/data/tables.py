@@ -1,14 +1,13 @@
-"""Whole files in, whole files out: private labels in place of the true ones, and a certificate beside them.
+"""Privatize whole files: private labels in place of the true ones, and a certificate beside them.
 
 `privatize` reads a Parquet or CSV file once, chunk by chunk. Each chunk of labels goes into a vault and only
-private answers come out; features are copied as they are.
+private responses come out; features are copied as they are.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from labeldp.budgets.journal import Journal, flush
+from labeldp.atomic import draft_of, flush
+from labeldp.budgets.journal import Journal
 from labeldp.core.certificate import Certificate, certify, verify
 from labeldp.core.certificate import read as read_certificate
 from labeldp.core.events import PureDP, Query
@@ -28,137 +28,19 @@ from labeldp.data.request import FORMAT, Report, Request, Sealer, TableError, ch
 from labeldp.mechanisms.responses import channel_from_description
 from labeldp.releases import Channel, FloatArray, NoisyLabels
 
-# --- publish --------------------
-#
-# All or nothing: an artifact and its certificate appear together under their names, or neither does.
-
-
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
-
-
-def certificate_path(target: Path | str) -> Path:
-    """Where the certificate of this artifact lies: beside it, with `.certificate.json` added to its name."""
-    target = Path(target)
-    return target.with_name(target.name + ".certificate.json")
-
-
-@dataclass
-class Draft:
-    """An artifact in the making. Write `path`, then `seal` it; leaving the block publishes both files."""
-
-    target: Path
-    path: Path
-    certificate: Certificate | None = None
-
-    def seal(self, certificate: Certificate) -> Certificate:
-        """Bind this certificate to the file as it now is, under the name it will have."""
-        self.certificate = certificate.about(self.path, name=self.target.name)
-        return self.certificate
-
-
-@contextmanager
-def publishing(target: Path) -> Iterator[Draft]:
-    """A draft in the target's folder, published when the block ends and removed when it fails.
-
-    Nothing is ever overwritten. The certificate is published first, so the artifact never stands without
-    one. Files go to the disk before they get their names. Only a killed process can leave something: a
-    hidden file `.NAME.….part`, which holds private answers and may be deleted.
-    """
-    _refuse_existing(target)
-    stem = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-    draft = Draft(target, Path(f"{stem}.part"))
-    note = Path(f"{stem}.certificate.part")
-    try:
-        _create(draft.path)
-        yield draft
-        _write_certificate(draft, note)
-        _publish(draft, note)
-    except OSError as error:
-        raise TableError(_explain(error, target)) from None
-    finally:
-        _remove(draft.path, note)
-
-
-def _refuse_existing(target: Path) -> None:
-    if not target.parent.is_dir():
-        raise TableError(f"the folder of target={str(target)!r} does not exist; create it first")
-    for path in (target, certificate_path(target)):
-        if os.path.lexists(path):
-            raise TableError(f"{str(path)!r} exists already and is never overwritten; move it or choose another target")
-
-
-def _create(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-
-
-def _write_certificate(draft: Draft, note: Path) -> None:
-    if draft.certificate is None:
-        raise RuntimeError("the draft was never sealed; call draft.seal(certificate) at the end of the block")
-    _create(note)
-    draft.certificate.write(note)
-
-
-def _publish(draft: Draft, note: Path) -> None:
-    flush(draft.path)
-    flush(note)
-    certificate = certificate_path(draft.target)
-    try:
-        _name(note, certificate)
-        _name(draft.path, draft.target)
-        flush(draft.target.parent)
-    except BaseException:
-        # An interrupt can fall between any two lines: take back what is ours, the artifact first.
-        _take_back(draft.path, draft.target)
-        _take_back(note, certificate)
-        raise
-
-
-def _take_back(path: Path, final: Path) -> None:
-    """Remove `final` if it is this draft's file (linked, or renamed away) and not somebody else's."""
-    with suppress(OSError):
-        if not path.exists() or path.samefile(final):
-            final.unlink()
-
-
-def _name(path: Path, final: Path) -> None:
-    """Give the file its final name, atomically, and fail if the name is taken."""
-    try:
-        os.link(path, final)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        # No hard links here (exFAT, some network shares): reserve the name, then rename onto the reservation.
-        _create(final)
-        os.replace(path, final)
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _explain(error: OSError, target: Path) -> str:
-    if error.errno in _NO_ROOM:
-        return f"no room for target={str(target)!r} ({os.strerror(error.errno or 0)}); free some and try again"
-    if isinstance(error, FileExistsError):
-        return f"target={str(target)!r} or its certificate appeared meanwhile; nothing was overwritten"
-    reason = os.strerror(error.errno) if error.errno else type(error).__name__
-    return f"target={str(target)!r} cannot be written ({reason}); nothing was left behind"
-
-
 __all__ = ["PrivateTable", "TableError", "certificate_path", "privatize", "read_private", "verify_file"]
 
 _NOTE = ".certificate.json"
 _SUFFIXES = {".parquet": "Parquet", ".pq": "Parquet", ".csv": "CSV", ".tsv": "CSV", ".txt": "CSV"}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
 
 
 @dataclass(frozen=True)
 class PrivateTable:
-    """A privatized file, read back: public features, private answers with their law, and the claim.
+    """A privatized file, read back: public features, private responses with their channel, and the claim.
 
-    `certificate` is None when a Parquet file has lost the certificate beside it; the law is in the file.
+    `certificate` is None when a Parquet file has lost the certificate beside it; the channel is in the file.
     """
 
     features: pa.Table
@@ -183,7 +65,7 @@ def privatize(
     delimiter: str | None = None,
     report: Report | None = None,
 ) -> Certificate:
-    """Copy a table with its label column replaced by ε-private answers; write a certificate beside it.
+    """Copy a table with its label column replaced by ε-private responses; write a certificate beside it.
 
     Args:
         source: a `.parquet`/`.pq` or `.csv`/`.tsv`/`.txt` file. Only read.
@@ -194,8 +76,8 @@ def privatize(
         mechanism: randomized-response (default), prior-response (default when there are prior_columns),
             top-k-response; or, in Parquet only, bit-flip and laplace-one-hot (K numbers per row).
         prior_columns: for the two mechanisms with a prior, one numeric column per class, in class order.
-        k: for top-k-response, how many answers a row may have.
-        journal: charged with PureDP(epsilon) once all labels are known to be usable and before the first answer is
+        k: for top-k-response, how many responses a row may have.
+        journal: charged with PureDP(epsilon) once all labels are known to be usable and before the first response is
             drawn; a later failure leaves it so.
         rng: the noise; operating-system entropy when None.
         delimiter: of a CSV file; a tab for `.tsv` and a comma otherwise when None.
@@ -219,7 +101,7 @@ def privatize(
     table = _opened(source, target, request, delimiter)
     sealer = Sealer(request, SecureRandom() if rng is None else rng)
     try:
-        return _privatized(table, target, sealer, journal, report or _silent, source.name)
+        return _privatized(table, target, sealer, journal, report or (lambda _rows, _fraction: None), source.name)
     except TableError as error:
         reason = str(error)
     # Raised outside the handler: the frames in which it happened hold labels.
@@ -234,10 +116,16 @@ def _privatized(
         if journal is not None:
             # A misspelt class must not cost a budget that can be spent only once.
             table.check_labels(request)
-            _charge(journal, request, f"privatize column {request.label!r} of {name} into {target.name}")
+            try:
+                journal.charge(request.event, note=f"privatize column {request.label!r} of {name} into {target.name}")
+            except OSError as error:
+                raise TableError(
+                    f"journal={str(journal.path)!r} cannot be written ({error.strerror}); nothing was drawn"
+                ) from None
         table.privatize(draft.path, sealer, report)
         public = request.public(sealer.rng, **table.public)
-        return draft.seal(_certificate(sealer, public))
+        seeded = sealer.rng.seed is not None
+        return draft.seal(certify(sealer.groups, 0.0, noise=sealer.rng.source, seeded=seeded, release=public))
 
 
 class _Table(Protocol):
@@ -275,33 +163,20 @@ def _format(path: Path, argument: str) -> str:
         raise TableError(f"{argument}={str(path)!r} has no known format; its name must end in {known}") from None
 
 
-def _charge(journal: Journal, request: Request, note: str) -> None:
-    try:
-        journal.charge(request.event, note=note)
-    except OSError as error:
-        raise TableError(
-            f"journal={str(journal.path)!r} cannot be written ({error.strerror}); nothing was drawn"
-        ) from None
-
-
-def _silent(_rows: int, _fraction: float) -> None:
-    pass
-
-
-def _certificate(sealer: Sealer, public: Mapping[str, Any]) -> Certificate:
-    return certify(sealer.groups, 0.0, noise=sealer.rng.source, seeded=sealer.rng.seed is not None, release=public)
-
-
 def read_private(path: Path | str) -> PrivateTable:
-    """Read a file that `privatize` wrote, with everything a learner needs to use the answers.
+    """Read a file that `privatize` wrote, with everything a learner needs to use the responses.
 
-    The law comes from the file itself (Parquet) or from the certificate beside it (CSV, which has no other
+    The channel comes from the file itself (Parquet) or from the certificate beside it (CSV, which has no other
     place for it). Call `verify_file` to check the claim.
     """
     path = Path(path)
     if not path.is_file():
         raise TableError(f"path={str(path)!r} is not a file; give a file that privatize wrote")
-    certificate = _certificate_beside(path)
+    note = certificate_path(path)
+    try:
+        certificate = read_certificate(note) if note.is_file() else None
+    except (OSError, ValueError) as error:
+        raise TableError(f"the certificate {note.name!r} cannot be read: {error}") from None
     if _format(path, "path") == "CSV":
         public = _known((certificate and certificate.release) or None, path)
         features, responses, prior = csv.read_csv(path, _request(public), str(public.get("delimiter")))
@@ -310,14 +185,6 @@ def read_private(path: Path | str) -> PrivateTable:
         features, responses, prior = parquet.read_parquet(path, _request(public))
     labels = NoisyLabels(_channel(_request(public), public["mechanism"], prior, len(responses)), responses)
     return PrivateTable(features, labels, public["label"], tuple(public["classes"]), certificate)
-
-
-def _certificate_beside(path: Path) -> Certificate | None:
-    note = certificate_path(path)
-    try:
-        return read_certificate(note) if note.is_file() else None
-    except (OSError, ValueError) as error:
-        raise TableError(f"the certificate {note.name!r} cannot be read: {error}") from None
 
 
 def _known(public: Mapping[str, Any] | None, path: Path) -> Mapping[str, Any]:
@@ -348,15 +215,15 @@ def _channel(request: Request, description: Mapping[str, Any], prior: FloatArray
     try:
         if prior is None:
             return channel_from_description(description)
-        # A law of no rows cannot state its own k, so it is cut from a law of one.
+        # A channel of no rows cannot state its own k, so it is cut from a channel of one.
         known = prior if rows else request.uniform_prior(1)
         return channel_from_description({**description, "rows": len(known)}, known).take(np.arange(rows))
     except ValueError as error:
-        raise TableError(f"the law of the table cannot be rebuilt: {error}") from None
+        raise TableError(f"the channel of the table cannot be rebuilt: {error}") from None
 
 
 def certificate_of(path: Path | str) -> Certificate:
-    """The certificate of an artifact; `path` is either of the two."""
+    """Return the certificate of an artifact; `path` is either of the two."""
     path = Path(path)
     return read_certificate(path if path.name.endswith(_NOTE) or _is_bare(path) else certificate_path(path))
 
@@ -367,7 +234,7 @@ def _is_bare(path: Path) -> bool:
 
 
 def verify_file(path: Path | str) -> tuple[str, ...]:
-    """Everything that is wrong with a privatized file or its certificate, as sentences; empty when they hold.
+    """Return all that is wrong with a privatized file or its certificate, as sentences; nothing when they hold.
 
     `path` is either of the two. Recomputes the claim, the hash and the number of rows. A Parquet file repeats
     its public parameters inside, so a certificate that was rewritten, checksum and all, is caught there too.
@@ -385,7 +252,7 @@ def verify_file(path: Path | str) -> tuple[str, ...]:
         certificate = read_certificate(note)
         return (*verify(certificate, artifact), *_table_problems(certificate, artifact))
     except Exception as error:
-        # Whatever is in the file, the answer is a sentence.
+        # Whatever is in the file, the outcome is a sentence.
         return (f"the certificate {note.name!r} cannot be verified: {str(error) or type(error).__name__}",)
 
 
@@ -397,7 +264,7 @@ def _bare_problems(path: Path) -> tuple[str, ...]:
         home = certificate.artifact.name + _NOTE
         return (f"the certificate speaks about {certificate.artifact.name!r}; keep it beside that file as {home!r}",)
     except Exception as error:
-        # Whatever is in the file, the answer is a sentence.
+        # Whatever is in the file, the outcome is a sentence.
         return (f"the certificate {path.name!r} cannot be verified: {str(error) or type(error).__name__}",)
 
 
@@ -415,7 +282,7 @@ def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
 
 
 def _epsilon_problems(certificate: Certificate, public: dict[str, Any]) -> list[str]:
-    """Every epsilon in it must be the one of the one look that a privatized table is."""
+    """Every epsilon in it must be that of the one query that a privatized table is."""
     channel = public.get("mechanism")
     stated = {public.get("epsilon"), channel.get("epsilon") if isinstance(channel, dict) else None, certificate.epsilon}
     queries = (Query(PureDP(certificate.epsilon)),)
@@ -435,7 +302,107 @@ def _content_problems(certificate: Certificate, public: dict[str, Any], artifact
     if inside != public:
         odd = sorted(key for key in {*public, *(inside or {})} if public.get(key) != (inside or {}).get(key))
         problems.append(f"the certificate and the artifact state different parameters: {', '.join(odd)}")
-    asked = sum(group.rows for group in certificate.groups)
-    if asked != rows:
-        problems.append(f"the ledger counts {asked} rows and the artifact holds {rows}")
+    counted = sum(group.rows for group in certificate.groups)
+    if counted != rows:
+        problems.append(f"the ledger counts {counted} rows and the artifact holds {rows}")
     return problems
+
+
+# -- publishing: an artifact and its certificate appear together under their names, or neither does ------------------
+
+
+def certificate_path(target: Path | str) -> Path:
+    """Return where the certificate of an artifact lies: beside it, with `.certificate.json` added to its name."""
+    target = Path(target)
+    return target.with_name(target.name + _NOTE)
+
+
+@dataclass
+class Draft:
+    """An artifact in the making. Write `path`, then `seal` it; leaving the block publishes both files."""
+
+    target: Path
+    path: Path
+    certificate: Certificate | None = None
+
+    def seal(self, certificate: Certificate) -> Certificate:
+        """Bind this certificate to the file as it now is, under the name it will have."""
+        self.certificate = certificate.about(self.path, name=self.target.name)
+        return self.certificate
+
+
+@contextmanager
+def publishing(target: Path) -> Iterator[Draft]:
+    """Yield a draft in the target's folder, published when the block ends and removed when it fails.
+
+    Nothing is ever overwritten. The certificate is published first, so the artifact never stands without
+    one. Files go to the disk before they get their names. Only a killed process can leave something: a
+    hidden file `.NAME.….part`, which holds private responses and may be deleted.
+    """
+    if not target.parent.is_dir():
+        raise TableError(f"the folder of target={str(target)!r} does not exist; create it first")
+    for path in (target, certificate_path(target)):
+        if os.path.lexists(path):
+            raise TableError(f"{str(path)!r} exists already and is never overwritten; move it or choose another target")
+    draft, note = Draft(target, draft_of(target)), draft_of(certificate_path(target))
+    try:
+        _create(draft.path)
+        yield draft
+        if draft.certificate is None:
+            raise RuntimeError("the draft was never sealed; call draft.seal(certificate) at the end of the block")
+        _create(note)
+        draft.certificate.write(note)
+        _publish(draft, note)
+    except OSError as error:
+        raise TableError(_explain(error, target)) from None
+    finally:
+        for path in (draft.path, note):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _create(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+
+
+def _publish(draft: Draft, note: Path) -> None:
+    flush(draft.path)
+    flush(note)
+    certificate = certificate_path(draft.target)
+    try:
+        _name(note, certificate)
+        _name(draft.path, draft.target)
+        flush(draft.target.parent)
+    except BaseException:
+        # An interrupt can fall between any two lines: take back what is ours, the artifact first.
+        _take_back(draft.path, draft.target)
+        _take_back(note, certificate)
+        raise
+
+
+def _take_back(path: Path, final: Path) -> None:
+    """Remove `final` if it is this draft's file (linked, or renamed away) and not somebody else's."""
+    with suppress(OSError):
+        if not path.exists() or path.samefile(final):
+            final.unlink()
+
+
+def _name(path: Path, final: Path) -> None:
+    """Give the file its final name, atomically, and fail if the name is taken."""
+    try:
+        os.link(path, final)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # No hard links here (exFAT, some network shares): reserve the name, then rename onto the reservation.
+        _create(final)
+        os.replace(path, final)
+
+
+def _explain(error: OSError, target: Path) -> str:
+    if error.errno in _NO_ROOM:
+        return f"no room for target={str(target)!r} ({os.strerror(error.errno or 0)}); free some and try again"
+    if isinstance(error, FileExistsError):
+        return f"target={str(target)!r} or its certificate appeared meanwhile; nothing was overwritten"
+    reason = os.strerror(error.errno) if error.errno else type(error).__name__
+    return f"target={str(target)!r} cannot be written ({reason}); nothing was left behind"

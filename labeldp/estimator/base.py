@@ -18,23 +18,25 @@ from torch import Tensor, nn
 
 from labeldp.choosing.choice import Choice
 from labeldp.core.certificate import Certificate
+from labeldp.core.ledger import Budget
 from labeldp.core.vault import LabelVault
 from labeldp.estimator import inputs as cols
-from labeldp.estimator import serialise
-from labeldp.estimator.methods import Predictor
+from labeldp.estimator import serialise, spending
+from labeldp.estimator.predictors import Predictor
 from labeldp.estimator.progress import Teller
 from labeldp.estimator.serialise import Arrays, Config
 from labeldp.features.extract import Extractor, FeatureMap, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.tables import Coded, Coder, Table, TableMap
-from labeldp.recipes.one_shot_coded import MOST_CELLS
+from labeldp.recipes.catalogue import AUTO, BY_KEY, Task, find
+from labeldp.recipes.one_shot import MOST_CELLS
 
 # δ where none is given: a tenth of one over the rows, and never more than this.
 _LARGEST_DELTA = 1e-5
 _SMALLEST_DELTA = 1e-12
 # Rows of which features are found where there are many more, and rows that are read at a time.
 _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
-# Fine bins for large ε, coarse steps for small: a head on them learns curves, and how fine they are is rehearsed.
+# Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
 
@@ -58,6 +60,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     certificate_: Certificate
     n_features_in_: int
     _kind = ""
+    _fewest_rows = 2
     _layout: cols.Layout | None
     _map: FeatureMap
     _predictor: Predictor
@@ -82,7 +85,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     @property
     def _family(self) -> str:
-        """A random name shared by an estimator and its clones: folds of one cross-validation are told by it."""
+        """A random name shared by an estimator and its clones: folds of one cross-validation are recognised by it."""
         if not hasattr(self, "_family_name"):
             self._family_name = secrets.token_hex(8)
         return self._family_name
@@ -93,6 +96,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if self.store is not None and not isinstance(self.store, (str, Path)):
             raise TypeError("store is an open BudgetStore, which cannot be sent to another process; give its path")
         return {**state, "report": None}
+
+    @abstractmethod
+    def _sealed(self, y: Any) -> LabelVault:
+        """Seal labels, before anything else is done with them; a vault passes unopened."""
 
     # -- features ---------------------------------------------------------------------------------------------------
 
@@ -199,6 +206,29 @@ class LabelDPEstimator(BaseEstimator, ABC):
         """A public seed, from random_state."""
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
+    def _checked_method(self, task: Task) -> str:
+        """Return the method as the catalogue spells it, or raise ValueError where it is unknown or does not fit."""
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise ValueError(f"model is a {type(self.model).__name__}; give a torch.nn.Module, or None")
+        if self.method == AUTO:
+            return AUTO
+        recipe = find(self.method, task)
+        if self.model is not None and not recipe.network:
+            raise ValueError(
+                f"method={self.method!r} trains no network, but model is given; leave it out, or choose {AUTO!r}, "
+                "which takes the best method that trains one"
+            )
+        return recipe.key
+
+    def _best_of(self, choice: Choice) -> str:
+        """Return the winner of the ranking; with a network of the user's, the best recipe that trains one."""
+        free = [one.recipe for one in choice.ranking if not one.obstacle]
+        fitting = [key for key in free if self.model is None or BY_KEY[key].network]
+        if not fitting:
+            obstacles = "; ".join(f"{one.recipe}: {one.obstacle}" for one in choice.ranking)
+            raise ValueError(f"no recipe can be used here: {obstacles}")
+        return fitting[0]
+
     def _checked_epsilon(self) -> float:
         epsilon = self.epsilon
         if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.number)) or not 0 < epsilon < math.inf:
@@ -217,6 +247,18 @@ class LabelDPEstimator(BaseEstimator, ABC):
             raise ValueError(f"delta={delta} must be 0, or from {_SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
         return float(delta)
 
+    def _limited(self, vault: Any, rows: int, epsilon: float, paid: bool = False) -> tuple[Any, float]:
+        """Return a vault that holds the fit to ε and δ, charged to the store where there is one; and δ."""
+        if len(vault) != rows:
+            raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
+        if rows < self._fewest_rows:
+            raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
+        account = None if paid else spending.account(self.store, self.dataset, vault, self.note)
+        if account is None and not paid:
+            spending.note_fit(vault, self._family)
+        delta = self._checked_delta(rows, None if account is None else account.budget.delta)
+        return vault.part(budget=Budget(epsilon, delta), store=account), delta
+
     def _certify(self, vault: LabelVault, pure: bool, delta: float, tell: Teller) -> None:
         self.certificate_ = vault.certificate(0.0 if pure else delta)
         tell.say("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
@@ -231,11 +273,11 @@ class LabelDPEstimator(BaseEstimator, ABC):
         self._check_fitted()
         map_config, map_arrays = serialise.map_parts(self._map)
         config, arrays = serialise.predictor_parts(self._predictor)
-        said = {"epsilon": float(self.epsilon), "method": self.method_, "features_in": int(self.n_features_in_)}
+        fitted = {"epsilon": float(self.epsilon), "method": self.method_, "features_in": int(self.n_features_in_)}
         if hasattr(self, "feature_names_in_"):
-            said["names"] = list(self.feature_names_in_)
+            fitted["names"] = list(self.feature_names_in_)
         kinds = {} if self._layout is None else {"numeric": list(self._layout.numeric)}
-        whole = {"format": serialise.FORMAT, "kind": self._kind, **said, **kinds, **self._own_parts()}
+        whole = {"format": serialise.FORMAT, "kind": self._kind, **fitted, **kinds, **self._own_parts()}
         return {**whole, "map": map_config, "predictor": config}, {**map_arrays, **arrays}
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,28 +13,18 @@ from sklearn.base import ClassifierMixin
 from torch import Tensor, nn
 
 from labeldp.choosing.choice import Choice, choose
-from labeldp.core.ledger import Budget
-from labeldp.core.vault import LabelVault, LedgerStore
+from labeldp.core.vault import LabelVault
+from labeldp.data.door import open_labels, seal_classes
 from labeldp.estimator import inputs as cols
-from labeldp.estimator import inputs as lab
 from labeldp.estimator import spending
 from labeldp.estimator.base import ROWS_AT_ONCE, LabelDPEstimator
-from labeldp.estimator.methods import (
-    METHODS,
-    HeadPredictor,
-    Job,
-    Predictor,
-    best_for,
-    checked_method,
-    is_pure,
-    public_seed,
-    query_coded,
-    trains_net,
-)
+from labeldp.estimator.predictors import HeadPredictor, predictor_of
 from labeldp.estimator.progress import Report, Teller
 from labeldp.estimator.serialise import plain
 from labeldp.features.extract import Extractor
 from labeldp.features.tables import Coded, Coder, TableMap
+from labeldp.recipes.catalogue import AUTO, BY_KEY
+from labeldp.recipes.job import Job, public_seed, run
 
 
 class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
@@ -41,16 +32,16 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
 
     Args:
         epsilon, delta: the most that a fit spends on one label. δ = None is a tenth of one over the number of rows and
-            at most 1e-5; δ = 0 leaves out what needs it. Methods with answers per row spend no δ.
+            at most 1e-5; δ = 0 leaves out what needs it. Methods with responses per row spend no δ.
         method: "auto" for the one that `labeldp.choose` recommends for so many rows, classes and features, or a
             recipe's name.
         classes: the list of classes, declared. When None it is read off the labels, with a warning: which classes occur
             is then not protected.
         model: a network of yours, from features (tables: as encoded) or images to one score per class; a copy is
             trained. None for a small one.
-        settings: for the recipe, and for the training loop (`labeldp.learning.train.fit`) what the recipe does not know.
+        settings: for the recipe; what it does not know goes to the training loop (`labeldp.learning.train.fit`).
         features: a `labeldp.features.extract` extractor; None for one that suits tables or images.
-        store: a `BudgetStore`, its path or its address. Every fit is reserved there before it looks, and refused past
+        store: a `BudgetStore`, its path or its address. Every fit is reserved there before it runs, and refused past
             the budget. Without it, repeated fits are warned of once.
         dataset: the name of the data set in the store; needed where the labels are a part of it, a fold for example.
         note: what the store's history says the fit was for.
@@ -74,7 +65,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         self,
         epsilon: float,
         delta: float | None = None,
-        method: str = "auto",
+        method: str = AUTO,
         *,
         classes: Any = None,
         model: nn.Module | None = None,
@@ -106,61 +97,37 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
 
         Args:
             X: public features: NumPy array, list, pandas, polars or Arrow table, torch tensor; images (n, C, H, W).
-            y: one class per row. Nothing of it is kept.
+            y: one class per row, sealed before anything is done with it and not kept; or a vault, whose ledger then
+                counts this fit too, and whose class c is `classes[c]`.
         """
-        return self._fit(X, y)
+        vault = self._sealed(y)
+        return self._fit(X, vault)
 
-    def _fit(self, inputs: Any, y: Any, payer: LedgerStore | None = None) -> LabelDPClassifier:
-        """`fit`, charged to the store, or to this payer instead."""
-        # A fit that is refused leaves nothing that predicts.
-        vars(self).pop("_predictor", None)
-        epsilon, method = self._checked_epsilon(), checked_method(self.method, self.model)
+    def _fit(self, inputs: Any, vault: LabelVault, paid: bool = False) -> LabelDPClassifier:
+        """`fit`, to labels that are sealed; where the vault's own store is `paid`, no other is charged."""
+        epsilon, method = self._checked_epsilon(), self._checked_method("classes")
         tell, seed = Teller(self.report), self._seed()
         many = self._many(inputs, method, seed, tell)
         read = self._read(inputs, reset=True) if many is None else many
         rows = len(read[0]) if isinstance(read, tuple) else len(read)
-        self.classes_, codes = self._codes(y, rows)
-        payer, most = self._payer(codes, payer)
-        delta = self._checked_delta(rows, most)
+        vault, delta = self._limited(vault, rows, epsilon, paid)
         seen, shown = self._fit_features(read, seed, tell) if many is None else (many, many)
         self.choice_ = self._choice(rows, seen, epsilon, delta, method)
-        self.method_ = method if self.choice_ is None else best_for(self.choice_, self.model)
+        self.method_ = method if self.choice_ is None else self._best_of(self.choice_)
         tell.say("choice", self.method_)
-        vault = LabelVault(codes, len(self.classes_), Budget(epsilon, delta), store=payer)
         tell.watch(vault, delta)
+        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
+        recipe = BY_KEY[self.method_]
         with public_seed(seed):
-            self._predictor = self._trained(seen, shown, vault, epsilon, delta, seed, tell)
-        self._certify(vault, is_pure(self.method_), delta, tell)
+            self._predictor = predictor_of(run(recipe, job), self.model is not None)
+        self._certify(vault, recipe.pure, delta, tell)
         return self
 
     def _many(self, inputs: Any, method: str, seed: int, tell: Teller) -> Coded | None:
         """Features that are made as they are needed, where there are very many and the method can do with that."""
         # A folder keeps a plan for features that are all there.
-        able = method in ("auto", "one_shot") and self.model is None and "folder" not in (self.settings or {})
+        able = (method == AUTO or BY_KEY[method].coded) and self.model is None and "folder" not in (self.settings or {})
         return self._coded(inputs, seed, tell) if able else None
-
-    def _trained(
-        self, seen: Tensor | Coded, shown: Tensor | Coded, vault: LabelVault, epsilon: float, delta: float, seed: int,
-        tell: Teller,
-    ) -> Predictor:  # fmt: skip
-        settings = self.settings or {}
-        if self.method_ == "one_shot" and isinstance(seen, Coded):
-            return query_coded(seen, vault, epsilon, delta, settings, seed, tell)
-        rows, inputs = (part.features() if isinstance(part, Coded) else part for part in (seen, shown))
-        job = Job(rows, inputs, vault, epsilon, delta, copy.deepcopy(self.model), settings, seed, tell)
-        return METHODS[self.method_](job)
-
-    def _payer(
-        self, codes: npt.NDArray[np.int64], payer: LedgerStore | None
-    ) -> tuple[LedgerStore | None, float | None]:
-        """Who is charged before every look, and the most δ it allows where it says so."""
-        if payer is not None:
-            return payer, None
-        account = spending.account(self.store, self.dataset, codes, len(self.classes_), self.note)
-        if account is None:
-            spending.note_fit(codes, self._family)
-            return None, None
-        return account, account.budget.delta
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """P(class | row), (n, K), in the order of `classes_`."""
@@ -175,7 +142,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         if many and isinstance(head, HeadPredictor) and isinstance(found, TableMap) and found.scaling is None:
             return head.logits_of_coded(Coder(found).coded([read]))
         seen, shown = self._encode(read)
-        return head.logits(shown if trains_net(self.method_) else seen)
+        return head.logits(shown if BY_KEY[self.method_].network else seen)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """The likeliest class of each row, (n,)."""
@@ -185,11 +152,19 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
         """Share of labels that are predicted. Not private: for labels that are open."""
         self._check_fitted()
-        known = lab.as_array(y, type(self).__name__)
-        spending.note_score(
-            np.searchsorted(self.classes_, known) if known.dtype.kind == self.classes_.dtype.kind else known
-        )
-        return float(super().score(X, known, sample_weight))
+        opened = open_labels(y, type(self).__name__)
+        # Labels that are not of these classes are not those of the fit.
+        with suppress(ValueError):
+            spending.note_score(seal_classes(opened.values, self.classes_, "score")[1])
+        return float(super().score(X, opened.values, sample_weight))
+
+    def _sealed(self, y: Any) -> LabelVault:
+        # A fit that is refused leaves nothing that predicts.
+        vars(self).pop("_predictor", None)
+        if self.classes is None and not isinstance(y, LabelVault):
+            spending.note_classes()
+        self.classes_, vault = seal_classes(y, self.classes, type(self).__name__)
+        return vault
 
     _kind = "classifier"
 
@@ -203,16 +178,8 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
     def _restore(self, config: dict[str, Any]) -> None:
         self.classes_ = np.asarray(config["classes"])
 
-    def _codes(self, y: Any, rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        given = lab.as_array(y, type(self).__name__)
-        if len(given) != rows:
-            raise ValueError(f"X has {rows} rows and y {len(given)}; give one label per row")
-        if rows < 2:
-            raise ValueError(f"X has {rows} sample(s); n_samples = 1 is too few to learn from")
-        return lab.encode(given, self.classes)
-
     def _choice(self, rows: int, seen: Tensor | Coded, epsilon: float, delta: float, method: str) -> Choice | None:
-        if method != "auto":
+        if method != AUTO:
             return None
         return choose(
             rows, len(self.classes_), epsilon, delta, feature_dim=self._width(seen), modality=self._modality,

@@ -1,44 +1,14 @@
-"""What an estimator tells while it fits: one kind of message for all recipes, and what is left of them as curves."""
+"""What an estimator reports while it fits: one kind of message for all recipes, and what is left of them as curves."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Protocol
 
 from labeldp.core.ledger import Ledger, worst_epsilon
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a fit stands. Nothing in it comes from a label that was not paid for.
-
-    Args:
-        phase: features, choice, rehearsal, look, head, training or done.
-        detail: in words.
-        seconds: since the fit began.
-        share: of the phase that is done, 0 to 1; None where it is not known.
-        epsilon: spent so far; None before there is anything to spend from.
-        looks: at the label that was looked at most, so far; None where only the recipe knows.
-        step, epoch, loss: where descent on noisy gradients stands, or the training loop and its loss; None elsewhere.
-    """
-
-    phase: str
-    detail: str
-    seconds: float
-    share: float | None = None
-    epsilon: float | None = None
-    queries: int | None = None
-    step: int | None = None
-    epoch: int | None = None
-    loss: float | None = None
-
-
-Report = Callable[[Progress], None]
-# What recipes call: with their own kind of message.
-Tell = Callable[[Any], None]
+from labeldp.learning.progress import Progress, Report
 
 
 class Paying(Protocol):
@@ -51,7 +21,7 @@ class Paying(Protocol):
 
 
 class Teller:
-    """Turns the messages of recipes and of the training loop into `Progress`, with ε as the vault's ledger has it."""
+    """Passes the messages of recipes and of the training loop on, with ε as the vault's ledger has it."""
 
     def __init__(self, report: Report | None) -> None:
         self._report, self._begun = report, time.perf_counter()
@@ -59,33 +29,29 @@ class Teller:
         self._delta, self._priced = 0.0, (Ledger(0), 0.0, 0)
 
     def watch(self, vault: Paying, delta: float) -> None:
-        """From now on say what this vault's looks have cost, at this δ (at 0 where they need none)."""
+        """From now on report what this vault's queries have cost, at this δ (at 0 where they need none)."""
         self._vault, self._delta = vault, delta
 
-    def __call__(self, told: Any) -> None:
-        """A message of a recipe: `one_shot`'s, `labeldp_pro`'s or the training loop's."""
-        if hasattr(told, "phase"):
-            self.say(told.phase, told.detail)
-        elif hasattr(told, "steps"):
-            # All steps are paid for before the first is drawn; this is what those drawn so far cost by themselves.
-            shown = f"step {told.step} of {told.steps}"
-            self.say("training", shown, told.step / told.steps, told.epsilon, step=told.step)
-        else:
-            shown = f"epoch {told.epoch} of {told.epochs}, loss {told.loss:.4g}"
-            self.say("training", shown, told.epoch / told.epochs, epoch=told.epoch, loss=told.loss)
+    def __call__(self, progress: Progress) -> None:
+        """Pass a message of a recipe or of the training loop on, with the seconds of the whole fit.
 
-    def say(
-        self, phase: str, detail: str, share: float | None = None, epsilon: float | None = None, **more: Any
-    ) -> None:
-        """A message of the estimator; ε from the ledger where none is given."""
+        ε is the ledger's where the message has none. A recipe that pays for all steps before the first is drawn reports
+        what those drawn so far cost by themselves.
+        """
         if self._report is None:
             return
-        if epsilon is None and self._vault is not None:
-            epsilon, more["looks"] = self._spent(self._vault.ledger)
-        self._report(Progress(phase, detail, time.perf_counter() - self._begun, share, epsilon, **more))
+        progress = replace(progress, seconds=time.perf_counter() - self._begun)
+        if progress.epsilon is None and self._vault is not None:
+            epsilon, queries = self._spent(self._vault.ledger)
+            progress = replace(progress, epsilon=epsilon, queries=queries)
+        self._report(progress)
+
+    def say(self, phase: str, detail: str, share: float | None = None, epsilon: float | None = None) -> None:
+        """Report a phase of the estimator itself."""
+        self(Progress(phase, detail, 0.0, share, epsilon))
 
     def _spent(self, ledger: Ledger) -> tuple[float, int]:
-        """ε and looks of the worst row, reckoned anew only where the ledger is a new one."""
+        """Return ε and the number of queries of the worst row, computed anew only where the ledger is a new one."""
         if ledger is not self._priced[0]:
             groups = ledger.groups()
             pure = worst_epsilon(groups, 0.0)
@@ -100,7 +66,7 @@ class Recorder:
 
     A training loop sees public rows and what a vault released, never a true label. Its loss, on these private targets,
     is a function of both, and so are curves of it: they cost nothing beyond what the certificate counts. (A loss on
-    true labels would be a look that nobody paid for.) ε and looks come from the ledger, which holds no label.
+    true labels would be a query that nobody paid for.) ε and queries come from the ledger, which holds no label.
     """
 
     def __init__(self, report: Report | None = None) -> None:
@@ -109,19 +75,19 @@ class Recorder:
         self._steps: list[tuple[int, float]] = []
         self._queries: dict[int, float] = {}
 
-    def __call__(self, told: Progress) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Keep and pass on."""
-        if told.epoch is not None and told.loss is not None:
+        if progress.epoch is not None and progress.loss is not None:
             # An epoch that does not follow the last one begins another training: a second student, a second stage.
-            if not self._losses or told.epoch <= self._losses[-1][-1][0]:
+            if not self._losses or progress.epoch <= self._losses[-1][-1][0]:
                 self._losses.append([])
-            self._losses[-1].append((told.epoch, float(f"{told.loss:.6g}")))
-        if told.step is not None and told.epsilon is not None:
-            self._steps.append((told.step, told.epsilon))
-        elif told.queries and told.epsilon is not None:
-            self._queries[told.queries] = told.epsilon
+            self._losses[-1].append((progress.epoch, float(f"{progress.loss:.6g}")))
+        if progress.step is not None and progress.epsilon is not None:
+            self._steps.append((progress.step, progress.epsilon))
+        elif progress.queries and progress.epsilon is not None:
+            self._queries[progress.queries] = progress.epsilon
         if self._report is not None:
-            self._report(told)
+            self._report(progress)
 
     def curves(self) -> list[dict[str, Any]]:
         """{"name", "x_name", "x", "y"} of each curve that has two points or more, as `metrics.json` keeps them.
@@ -140,7 +106,7 @@ class Recorder:
         if self._steps:
             found.append(_curve("ε spent", "step", [(0, 0.0), *self._steps]))
         elif len(self._queries) > 1:
-            found.append(_curve("ε spent", "look", [(0, 0.0), *sorted(self._queries.items())]))
+            found.append(_curve("ε spent", "query", [(0, 0.0), *sorted(self._queries.items())]))
         return [curve for curve in found if len(curve["x"]) > 1]
 
 

@@ -20,16 +20,13 @@ import numpy.typing as npt
 from sklearn.base import clone
 from sklearn.utils import _safe_indexing, check_random_state
 
-from labeldp.budgets.tables import growth
 from labeldp.core.certificate import Certificate
-from labeldp.core.events import Event
-from labeldp.core.ledger import Ledger
-from labeldp.core.random import SecureRandom
-from labeldp.core.vault import LabelArray, LabelVault, checked_epsilon
-from labeldp.estimator import inputs as lab
+from labeldp.core.vault import LabelVault
+from labeldp.data.door import seal_classes
 from labeldp.estimator import spending
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.inputs import is_frame
+from labeldp.mechanisms.common import checked_epsilon
 from labeldp.mechanisms.selection import BestCandidate
 
 
@@ -83,61 +80,26 @@ def select(
     >>> found.index, found.certificate.epsilon <= 1.0
     (1, True)
     """
-    _check(candidates, held_out)
+    known, vault = seal_classes(y, declared := _declared(candidates, classes), "select")
     checked_epsilon(epsilon)
-    given = lab.as_array(y, "select")
-    known, codes = lab.encode(given, classes if classes is not None else candidates[0].classes)
-    account = spending.account(store, dataset, codes, len(known), note)
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out={held_out} is not a share of the rows; give a number between 0 and 1")
+    if declared is None and not isinstance(y, LabelVault):
+        spending.note_classes()
+    account = spending.account(store, dataset, vault, note)
     if account is None:
-        spending.note_fit(codes, "selection")
-    vault = LabelVault(codes, len(known), store=account)
-    fitted_on, held = _split(len(codes), held_out, random_state)
-    part = _Part(vault, fitted_on)
+        spending.note_fit(vault, "selection")
+    whole = vault.part(store=account)
+    fitted_on, held = _split(len(whole), held_out, random_state)
     fitted = []
     for candidate in candidates:
         twin: Any = cast("Any", clone(candidate)).set_params(classes=list(known), store=None, dataset=None)
-        fitted.append(twin._fit(_rows(X, fitted_on), given[fitted_on], part.begin()))
-    said = np.stack([np.searchsorted(known, one.predict(_rows(X, held))) for one in fitted])
-    winner = vault.release(BestCandidate(said, len(known), epsilon), rows=held)
+        twin.classes_ = known
+        fitted.append(twin._fit(_rows(X, fitted_on), whole.part(fitted_on), paid=True))
+    guesses = np.stack([one.predict_proba(_rows(X, held)).argmax(axis=1) for one in fitted])
+    winner = whole.release(BestCandidate(guesses, len(known), epsilon), rows=held)
     spent = sum(one.certificate_.delta for one in fitted) if delta is None else delta
-    return Selection(fitted[winner], winner, vault.certificate(spent), tuple(fitted))
-
-
-class _Part:
-    """Vaults of some rows whose looks are charged to the vault of all rows, and so to its store."""
-
-    def __init__(self, whole: LabelVault, rows: npt.NDArray[np.intp]) -> None:
-        self._whole, self._rows = whole, rows
-
-    def begin(self) -> Any:
-        """The `store` of one more vault of these rows."""
-        last = Ledger(len(self._rows))
-
-        def charge(ledger: Ledger) -> None:
-            nonlocal last
-            for one in growth(last, ledger):
-                rows = self._rows if one.rows is None else self._rows[one.rows]
-                # Paid here, drawn by the vault of the part.
-                self._whole.lease(_Paid(one.event), one.times, rows)
-            last = ledger
-
-        return charge
-
-
-@dataclass(frozen=True)
-class _Paid:
-    """A look that another vault will draw: its price and nothing else."""
-
-    cost: Event
-
-    def fits(self, num_rows: int, num_classes: int) -> None:
-        """The other vault has asked."""
-
-    def event(self) -> Event:
-        return self.cost
-
-    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> None:
-        raise TypeError("this look is drawn elsewhere")
+    return Selection(fitted[winner], winner, whole.certificate(spent), tuple(fitted))
 
 
 def _split(rows: int, held_out: float, random_state: Any) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -155,8 +117,8 @@ def _rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
     return _safe_indexing(inputs, rows)
 
 
-def _check(candidates: Sequence[LabelDPClassifier], held_out: float) -> None:
+def _declared(candidates: Sequence[LabelDPClassifier], classes: Any) -> Any:
+    """The list of classes, as given or as the first candidate has it."""
     if not candidates or not all(isinstance(one, LabelDPClassifier) for one in candidates):
         raise ValueError("candidates must be a list of LabelDPClassifier, at least one")
-    if not 0 < held_out < 1:
-        raise ValueError(f"held_out={held_out} is not a share of the rows; give a number between 0 and 1")
+    return candidates[0].classes if classes is None else classes

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.estimator.methods import FeatureNet, HeadPredictor, NetPredictor, Predictor, StudentPredictor
+from labeldp.estimator.predictors import HeadPredictor, NetPredictor, Predictor, StudentPredictor
 from labeldp.features.extract import FeatureMap, RawMap, Scaling
 from labeldp.features.patches import PatchMap
 from labeldp.features.tables import TableMap
 from labeldp.learning.tuning import Basis
+from labeldp.models.zoo import FeatureNet
 
 FORMAT = "labeldp-estimator/1"
 Config = dict[str, Any]

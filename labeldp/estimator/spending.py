@@ -6,15 +6,14 @@ A process remembers the labels it has fitted to by a hash under a key that dies 
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.values import ValueVault
 
 if TYPE_CHECKING:
     from labeldp.budgets.store import Account, BudgetStore
@@ -72,16 +71,12 @@ class _Memory:
 MEMORY = _Memory()
 
 
-def label_hash(labels: npt.ArrayLike) -> str:
-    """A name for these labels that means nothing in another process."""
-    raw = np.asarray(labels)
-    data = raw.tobytes() if raw.dtype.kind != "O" else "\x1f".join(map(str, raw.tolist())).encode()
-    return hashlib.blake2b(data, key=_KEY, digest_size=16).hexdigest()
+def note_fit(vault: LabelVault, family: str) -> None:
+    """Count a fit that no store is charged for; warn at the second of the same labels or of the same clones.
 
-
-def note_fit(labels: npt.ArrayLike, family: str) -> None:
-    """Count a fit that no store is charged for; warn at the second of the same labels or of the same clones."""
-    if MEMORY.count(f"labels {label_hash(labels)}", f"family {family}") > 1:
+    A vault with a budget of its own keeps count itself, and refuses.
+    """
+    if MEMORY.count(f"labels {vault.fingerprint(_KEY)}", f"family {family}") > 1 and vault.budget is None:
         MEMORY.warn(
             RepeatedFitWarning,
             "these labels, or parts of them, were fitted to more than once in this process (a clone, a fold of "
@@ -91,9 +86,9 @@ def note_fit(labels: npt.ArrayLike, family: str) -> None:
         )
 
 
-def note_score(labels: npt.ArrayLike) -> None:
+def note_score(vault: LabelVault) -> None:
     """Warn where a score is about to be computed from labels that some estimator here has fitted to."""
-    if MEMORY.knows(f"labels {label_hash(labels)}"):
+    if MEMORY.knows(f"labels {vault.fingerprint(_KEY)}"):
         MEMORY.warn(
             UnpaidScoreWarning,
             "score compares with the true labels the model was fitted to: that number is not private. Score on labels "
@@ -110,10 +105,8 @@ def note_classes() -> None:
     )
 
 
-def account(
-    store: Any, dataset: str | None, labels: npt.NDArray[np.int64], num_classes: int, note: str | None
-) -> Account | None:
-    """The account that pays: of these labels, or of the named data set that they are a part of; None without a store.
+def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None) -> Account | None:
+    """Return the account that pays for these labels, or for the data set they are a part of; None without a store.
 
     Args:
         store: None, a `BudgetStore`, or where to open one.
@@ -125,12 +118,14 @@ def account(
 
     opened = open_store(store)
     try:
-        found = opened.account(labels, num_classes, note=note)
+        found = opened.account(vault, vault.num_classes, users=getattr(vault, "users", None), note=note)
     except UnknownDataSetError:
         if dataset is None:
+            ranged = " --range" if isinstance(vault, ValueVault) else ""
             raise UnknownDataSetError(
-                f"these labels have no budget in {store!r}; give them one with: labeldp budget create, and where they "
-                "are a part of a data set, a fold for example, name it with dataset="
+                f"these labels have no budget in {store!r}; give them one with: labeldp budget create{ranged} (or "
+                "BudgetStore.create, with a vault of them), and where they are a part of a data set, a fold for "
+                "example, name it with dataset="
             ) from None
         return opened.part_of(dataset, note=note)
     if dataset is not None and found.dataset.name != dataset:

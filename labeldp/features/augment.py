@@ -1,7 +1,9 @@
-"""Random changes to batches of images, on the device and for the whole batch at once.
+"""Change batches of images at random, on the device and for the whole batch at once.
 
 An augmentation maps images (n, C, H, W) and a generator to images of the same shape. All randomness comes from
-the generator, so training is repeatable; nothing is copied to the host.
+the generator, so training is repeatable; nothing is copied to the host. Crops and flips take any numbers; all that
+changes colours is for floats in [0, 1]: scale them to zero mean after the last change (`normalise`), or wrap a view for
+networks that want scaled images (`scaled`).
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, pad
 from labeldp.models.zoo import checked_count
 
 Augment = Callable[[Tensor, Generator], Tensor]
+Range = tuple[float, float]
 
 
 def compose(*augments: Augment) -> Augment:
-    """One after the other."""
+    """Make the changes one after the other."""
 
     def augment(images: Tensor, generator: Generator) -> Tensor:
         for each in augments:
@@ -67,7 +70,7 @@ def cutout(size: int = 8, fill: float = 0.0) -> Augment:
 
 
 def _band(length: int, size: int, n: int, generator: Generator) -> Tensor:
-    """A run of `size` places around a random centre, (n, length)."""
+    """Return a run of `size` places around a random centre, (n, length)."""
     start = _integers(length, n, generator) - size // 2
     places = torch.arange(length, device=generator.device)
     return (places >= start[:, None]) & (places < start[:, None] + size)
@@ -77,26 +80,28 @@ def _integers(bound: int, n: int, generator: Generator) -> Tensor:
     return torch.randint(bound, (n,), device=generator.device, generator=generator)
 
 
-# --- views --------------------
-#
-# Random views of images for self-supervision: resized crops, colour changes, blur; each image its own, all at once.
-#
-# Images are floats (n, C, H, W) in [0, 1]; scale them to zero mean after the last change (`normalise`). The random
-# versions follow `labeldp.features.augment`: all randomness from the generator, nothing copied to the host. Below
-# them, the changes they make, by factors per image (n,).
-
-
-Range = tuple[float, float]
+# -- views for self-supervision: each image its own, all at once -------------------------------------------------------
 
 
 def simclr_view(strength: float = 0.5, scale: Range = (0.08, 1.0), blur: float = 0.0) -> Augment:
-    """One random view as in SimCLR (Chen et al. 2020, appendix A; strength 0.5 and no blur for small images).
+    """Return a random view as in SimCLR (Chen et al. 2020, appendix A; strength 0.5 and no blur for small images).
 
     Resized crop, flip, colour jitter with chance 0.8, greyscale with chance 0.2, blur with chance `blur`.
     """
     jitter = colour_jitter(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)
     views = [random_resized_crop(scale), random_flip(), sometimes(jitter, 0.8), random_greyscale(0.2)]
     return compose(*views, *([sometimes(random_blur(), blur)] if blur > 0 else []))
+
+
+def byol_views(scale: Range = (0.08, 1.0), solarise: float = 0.2) -> tuple[Augment, Augment]:
+    """Return the two sides of a pair as in BYOL (Grill et al. 2020, appendix B), without its blur, for small images.
+
+    Both are a resized crop, flip, colour jitter with chance 0.8 and greyscale with chance 0.2; the second is also
+    solarised, with chance `solarise`.
+    """
+    jitter = sometimes(colour_jitter(0.4, 0.4, 0.2, 0.1), 0.8)
+    first = compose(random_resized_crop(scale), random_flip(), jitter, random_greyscale(0.2))
+    return first, compose(first, random_solarise(solarise))
 
 
 def sometimes(augment: Augment, chance: float) -> Augment:
@@ -141,7 +146,7 @@ def _random_boxes(
 
 
 def colour_jitter(brightness: float, contrast: float, saturation: float, hue: float) -> Augment:
-    """Random brightness, contrast, saturation and hue, in this order (Howard 2013; strengths as in SimCLR).
+    """Change brightness, contrast, saturation and hue at random, in this order (Howard 2013; strengths as in SimCLR).
 
     The first three are multiplied by factors uniform in [max(0, 1 − strength), 1 + strength], hue is turned by a share
     of the circle uniform in ±`hue`. Images of one channel have no saturation and no hue.
@@ -167,7 +172,7 @@ def random_greyscale(chance: float = 0.2) -> Augment:
 
 
 def random_blur(sigma: Range = (0.1, 2.0), size: int = 3) -> Augment:
-    """Gaussian blur of a width uniform in `sigma`, by a kernel of `size` × `size` pixels."""
+    """Blur by a Gaussian of a width uniform in `sigma`, by a kernel of `size` × `size` pixels."""
     if size < 1 or size % 2 == 0 or not 0 < sigma[0] <= sigma[1]:
         raise ValueError(f"size={size}, sigma={sigma}: give an odd number of pixels and 0 < low ≤ high")
     return lambda images, generator: blur(images, _uniform(*sigma, len(images), generator), size)
@@ -179,7 +184,7 @@ def random_solarise(chance: float = 0.2, threshold: float = 0.5) -> Augment:
 
 
 def normalise(mean: tuple[float, ...], spread: tuple[float, ...]) -> Augment:
-    """(x − mean) / spread per channel; nothing random, to stand last."""
+    """Return (x − mean) / spread per channel; nothing random, to stand last."""
 
     sent: dict[torch.device, Tensor] = {}  # once to each device, not once a batch
 
@@ -192,7 +197,7 @@ def normalise(mean: tuple[float, ...], spread: tuple[float, ...]) -> Augment:
 
 
 def resized_crop(images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """The box of each image stretched to the whole: out(i, j) = image(top + (i + ½)·height/H − ½, …), bilinear.
+    """Stretch the box of each image to the whole: out(i, j) = image(top + (i + ½)·height/H − ½, …), bilinear.
 
     Pixels have their centres at whole numbers; beyond the border of the image its last row or column goes on.
     """
@@ -210,17 +215,17 @@ def resized_crop(images: Tensor, top: Tensor, left: Tensor, height: Tensor, widt
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """factor · x, within [0, 1]."""
+    """Return factor · x, within [0, 1]."""
     return (images * _per_image(factor, images)).clamp_(0, 1)
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """m + factor · (x − m) with m the mean grey of the image, within [0, 1]."""
+    """Return m + factor · (x − m) with m the mean grey of the image, within [0, 1]."""
     return _blend(images, greyscale(images).mean(dim=(1, 2, 3), keepdim=True), factor)
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """g + factor · (x − g) with g the grey of the pixel, within [0, 1]."""
+    """Return g + factor · (x − g) with g the grey of the pixel, within [0, 1]."""
     return images if images.shape[1] == 1 else _blend(images, greyscale(images), factor)
 
 
@@ -249,7 +254,7 @@ def adjust_hue(images: Tensor, turn: Tensor) -> Tensor:
 
 
 def greyscale(images: Tensor) -> Tensor:
-    """0.299 R + 0.587 G + 0.114 B (luma of ITU-R BT.601), (n, 1, H, W); images of one channel as they are."""
+    """Return 0.299 R + 0.587 G + 0.114 B (luma of ITU-R BT.601), (n, 1, H, W); images of one channel as they are."""
     if images.shape[1] == 1:
         return images
     if images.shape[1] != 3:
@@ -259,7 +264,7 @@ def greyscale(images: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, sigma: Tensor, size: int = 3) -> Tensor:
-    """Each image by its own Gaussian of width sigma, cut to size × size pixels; reflected at the border."""
+    """Blur each image by its own Gaussian of width sigma, cut to size × size pixels; reflected at the border."""
     reach = size // 2
     places = torch.arange(-reach, reach + 1, device=images.device)
     weights = torch.exp(-0.5 * (places / sigma[:, None]).square())
@@ -283,13 +288,7 @@ def _uniform(low: float, high: float, n: int, generator: Generator) -> Tensor:
     return low + (high - low) * torch.rand(n, device=generator.device, generator=generator)
 
 
-# --- image_changes --------------------
-#
-# Fifteen kinds of change of images, each image its own kind and amount, the whole batch at once, on the device.
-#
-# Images are floats (n, C, H, W) in [0, 1]; kinds and amounts are tensors (n,). Nothing here is random, and
-# nothing is read back from a GPU.
-
+# -- fifteen kinds of change, each image its own kind and amount; nothing random, nothing read back --------------------
 
 KINDS = (
     "nothing", "brightness", "contrast", "colour", "sharpness", "posterise", "solarise", "autocontrast", "equalise",
@@ -299,7 +298,7 @@ NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 
 
 def changed(images: Tensor, kinds: Tensor, amounts: Tensor, fill: float = 0.5) -> Tensor:
-    """Each image by the change of its kind (a place in `KINDS`), by its amount.
+    """Change each image by the change of its kind (a place in `KINDS`), by its amount.
 
     Amounts: a factor for brightness, contrast, colour and sharpness (1 changes nothing); the bits that stay for
     posterise; the threshold for solarise; degrees for rotate; pixels per pixel for shear; a share of the side for
@@ -318,7 +317,7 @@ def changed(images: Tensor, kinds: Tensor, amounts: Tensor, fill: float = 0.5) -
             if len(rows):
                 made[rows] = change(images[rows], kinds[rows], amounts[rows])
         else:
-            # To ask a GPU which rows there are is to wait for it: change all, and keep what was wanted.
+            # Reading from a GPU which rows there are would wait for it: change all, and keep what was wanted.
             made = torch.where(chosen[:, None, None, None], change(images, kinds, amounts), made)
     return made
 
@@ -328,7 +327,7 @@ _Change = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _changes(fill: float) -> list[tuple[int, int, _Change]]:
-    """First and last kind, and what makes them."""
+    """Return first and last kind, and what makes them."""
 
     def move(images: Tensor, kinds: Tensor, amounts: Tensor) -> Tensor:
         return affine(images, moves(kinds, amounts, images.shape[2], images.shape[3]), fill)
@@ -349,7 +348,7 @@ def _changes(fill: float) -> list[tuple[int, int, _Change]]:
 
 
 def moves(kinds: Tensor, amounts: Tensor, height: int, width: int) -> Tensor:
-    """For each image the matrix (2, 3) that takes a place of the result to one of the image; see `affine`."""
+    """Return for each image the matrix (2, 3) that takes a place of the result to one of the image; see `affine`."""
 
     def amount(kind: str) -> Tensor:
         return torch.where(kinds == NUMBER[kind], amounts, 0.0)
@@ -361,7 +360,7 @@ def moves(kinds: Tensor, amounts: Tensor, height: int, width: int) -> Tensor:
 
 
 def affine(images: Tensor, matrices: Tensor, fill: float = 0.5) -> Tensor:
-    """out(x, y) = image(M · (x, y, 1)), bilinear, in pixels from the middle; `fill` where that is outside."""
+    """Return out(x, y) = image(M · (x, y, 1)), bilinear, in pixels from the middle; `fill` where that is outside."""
     height, width = images.shape[2:]
     # affine_grid counts in half sides: x from −1 to 1 over the width, y over the height.
     units = matrices.new_ones(2, 3)
@@ -372,7 +371,7 @@ def affine(images: Tensor, matrices: Tensor, fill: float = 0.5) -> Tensor:
 
 
 def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """s + factor · (x − s) with s the mean of a pixel, counted five times, and its eight neighbours, within [0, 1].
+    """Return s + factor · (x − s), s the mean of a pixel, counted five times, and its neighbours, within [0, 1].
 
     The pixels of the border have no eight neighbours and stay.
     """
@@ -382,24 +381,24 @@ def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def posterise(images: Tensor, bits: Tensor) -> Tensor:
-    """Only the highest `bits` of each byte stay (rounded down)."""
+    """Keep only the highest `bits` of each byte (rounded down)."""
     step = torch.exp2(8 - bits.floor())[:, None, None, None]
     return ((images * 255).round() / step).floor() * step / 255
 
 
 def solarise(images: Tensor, threshold: Tensor) -> Tensor:
-    """Pixels of at least the threshold turned into their negative."""
+    """Turn pixels of at least the threshold into their negative."""
     return torch.where(images >= threshold[:, None, None, None], 1 - images, images)
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Every channel stretched to reach from 0 to 1; one of a single value stays."""
+    """Stretch every channel to reach from 0 to 1; one of a single value stays."""
     low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
     return torch.where(high > low, (images - low) / (high - low).clamp_min(1e-12), images)
 
 
 def equalise(images: Tensor) -> Tensor:
-    """Every channel with as even a histogram of bytes as a map of values allows.
+    """Give every channel as even a histogram of bytes as a map of values allows.
 
     A value v becomes ⌊(step/2 + number of pixels below v) / step⌋ with step = ⌊(pixels below the highest value)/255⌋; a
     channel whose step is 0 stays. (Gonzalez and Woods; whole numbers as in the usual imaging library.)
@@ -420,17 +419,11 @@ def _on_host(images: Tensor) -> bool:
     return images.device.type == "cpu"
 
 
-# --- strong_views --------------------
-#
-# Strong changes of images: every image its own kind and amount of change, the whole batch at once, on the device.
-#
-# Images are floats (n, C, H, W) in [0, 1]. All randomness is from the generator, as in `labeldp.features.augment`; the
-# changes themselves are in `labeldp.features.augment`. For networks that want scaled images, wrap a view: `scaled`.
-
+# -- strong views: every image its own kinds and amounts of change -----------------------------------------------------
 
 _FACTORS = ("brightness", "contrast", "colour", "sharpness")
 
-# The amount of a kind at level l in [0, 1] is base + slope · l; `signed` says whether the slope has a random sign.
+# The amount of a kind at level l in [0, 1] is base + slope · l; `signed` is whether the slope has a random sign.
 Amounts = Mapping[str, tuple[float, float, bool]]
 _COMMON: Amounts = {
     **dict.fromkeys(("nothing", "autocontrast", "equalise"), (0, 0, False)),
@@ -477,23 +470,23 @@ translate_y .7 9 autocontrast .9 0
 
 
 def weak_view(padding: int = 4, flip: bool = True) -> Augment:
-    """Mirror, and a crop moved by up to `padding` pixels, reflected at the border."""
+    """Mirror, and move by up to `padding` pixels, reflected at the border."""
     crop = random_crop(padding, mode="reflect")
     return compose(random_flip(), crop) if flip else crop
 
 
 def strong_view(padding: int = 4, flip: bool = True, changes: int = 2, cut: int = 16) -> Augment:
-    """FixMatch's (Sohn et al. 2020): the weak view, `random_changes`, and a grey square of side `cut`."""
+    """Change strongly as FixMatch (Sohn et al. 2020): weak view, `random_changes`, and a grey square of side `cut`."""
     return compose(weak_view(padding, flip), random_changes(changes), cutout(cut, fill=0.5))
 
 
 def learned_view(padding: int = 4, flip: bool = True) -> Augment:
-    """AugDescent's (Nishi et al. 2021): the weak view and `learned_changes`."""
+    """Change strongly as AugDescent (Nishi et al. 2021): the weak view and `learned_changes`."""
     return compose(weak_view(padding, flip), learned_changes())
 
 
 def scaled(view: Augment, mean: tuple[float, ...], spread: tuple[float, ...]) -> Augment:
-    """The view for images that are kept scaled, (x − mean)/spread per channel: unscaled, changed, scaled again.
+    """Return the view for images that are kept scaled, (x − mean)/spread per channel: unscaled, changed, scaled again.
 
     Args:
         view: a view of images in [0, 1].
@@ -510,7 +503,7 @@ def scaled(view: Augment, mean: tuple[float, ...], spread: tuple[float, ...]) ->
 
 
 def random_changes(changes: int = 2, levels: int = 10, chance: float = 0.5, fill: float = 0.5) -> Augment:
-    """RandAugment with random levels (Cubuk et al. 2020), in the form it has in FixMatch (Sohn et al. 2020).
+    """Apply RandAugment with random levels (Cubuk et al. 2020), in the form it has in FixMatch (Sohn et al. 2020).
 
     `changes` times each image draws one of fourteen kinds and a level of 1 … levels − 1 tenths, and makes that change
     with this chance.
@@ -534,7 +527,7 @@ def random_changes(changes: int = 2, levels: int = 10, chance: float = 0.5, fill
 
 
 def learned_changes(fill: float = 0.5) -> Augment:
-    """AutoAugment's policy for CIFAR-10 (Cubuk et al. 2019): one of 25 pairs of changes, each with its own chance."""
+    """Apply AutoAugment's policy for CIFAR-10 (Cubuk et al. 2019): one of 25 pairs of changes, each by chance."""
     policy, amounts = _sent(_policy_table()), _sent(_amount_table(LEARNED))
 
     def augment(images: Tensor, generator: Generator) -> Tensor:
@@ -563,7 +556,7 @@ def _amount_table(amounts: Amounts) -> Tensor:
 
 
 def _policy_table() -> Tensor:
-    """(25, 2, 3): of each pair the kinds, chances and levels."""
+    """Return (25, 2, 3): of each pair the kinds, chances and levels."""
     words = [line.split() for line in POLICY.strip().splitlines()]
     return torch.tensor([[_entry(line[:3]), _entry(line[3:])] for line in words])
 
@@ -573,7 +566,7 @@ def _entry(words: Sequence[str]) -> tuple[float, float, float]:
 
 
 def _sent(constant: Tensor) -> Callable[[torch.device], Tensor]:
-    """Once to each device, not once a batch: sending waits."""
+    """Send once to each device, not once a batch: sending waits."""
     kept: dict[torch.device, Tensor] = {}
 
     def on(device: torch.device) -> Tensor:

@@ -1,11 +1,17 @@
-"""Grouping rows by their public features: k-means and nearest neighbours. Never sees a label.
+"""Group rows by their public features: k-means, nearest neighbours, and clusters by a network. Never sees a label.
 
 Everything is chunks of matrix products, so memory stays bounded and a GPU stays busy. A seed decides the result: no
 sum depends on the order in which threads finish.
+
+`scan` is W. Van Gansbeke, S. Vandenhende, S. Georgoulis, M. Proesmans and L. Van Gool, "SCAN: Learning to Classify
+Images without Labels", 2020. In three steps: features from self-supervision, `cluster_by_neighbours`,
+`self_label`. Inputs may be features with a small head, or images with an encoder and its head, and then views make the
+clusters better.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -17,13 +23,14 @@ from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
 from labeldp.features.augment import Augment
 from labeldp.features.extract import as_float, checked_rows, map_parts, one_thread
-from labeldp.learning import train
-from labeldp.learning.train import LoopSettings, Progress, adam, minimise, predict
+from labeldp.learning.optimisers import adam, constant
+from labeldp.learning.progress import Progress
+from labeldp.learning.train import Batch, LoopSettings, minimise, predict
 from labeldp.models.zoo import checked_count
 
 # Distances held at once, in floats: 4 MB fit a CPU's cache, 1 GB keeps a GPU busy.
 _CPU_BLOCK, _GPU_BLOCK = 1 << 20, 1 << 28
-# Rows that neighbours are looked for among at once.
+# Rows that neighbours are searched among at once.
 _TILE = 1 << 14
 
 
@@ -47,11 +54,11 @@ class Clusters:
 
     @property
     def sizes(self) -> Tensor:
-        """Rows per cluster, (k,). A cluster is empty only when there are fewer than k distinct rows."""
+        """How many rows each cluster has, (k,). A cluster is empty only when there are fewer than k distinct rows."""
         return torch.bincount(self.members, minlength=len(self.centers))
 
     def assign(self, points: Tensor | np.ndarray) -> Tensor:
-        """The number of the nearest centre for each row, old or new, (n,)."""
+        """Return the number of the nearest centre for each row, old or new, (n,)."""
         return _Search(_checked(points, self.centers.device), self.spherical).nearest(self.centers)[0]
 
 
@@ -65,7 +72,7 @@ def kmeans(
     spherical: bool = False,
     seed: int = 0,
 ) -> Clusters:
-    """min over centres of Σ_i min_c |x_i − c|², by Lloyd's steps (Lloyd 1982) from k-means++ seeds.
+    """Minimise Σ_i min_c |x_i − c|² over centres, by Lloyd's steps (Lloyd 1982) from k-means++ seeds.
 
     Seeds are drawn one by one with chance ∝ squared distance to those already drawn (Arthur and Vassilvitskii 2007),
     among max(20·k, 16384) random rows. A centre that loses its last row moves to the row furthest from its own
@@ -90,14 +97,15 @@ def kmeans(
         raise ValueError(f"tolerance={tolerance} is not a share of the inertia; give a number of at least 0")
     search = _Search(points, spherical)
     generator = Generator(points.device).manual_seed(seed)
-    runs = (_run(search, k, generator, checked_count("iterations", iterations), tolerance) for _ in range(restarts))
+    checked_count("iterations", iterations)
+    runs = (_lloyd(search, _seeds(search, k, generator), iterations, tolerance) for _ in range(restarts))
     return min(runs, key=lambda clusters: clusters.inertia)
 
 
 def nearest_neighbours(
     points: Tensor | np.ndarray, k: int, *, queries: Tensor | np.ndarray | None = None, cosine: bool = False
 ) -> Tensor:
-    """The k nearest rows of `points`, nearest first, for each query, (m, k); by brute force in chunks.
+    """Return the k nearest rows of `points`, nearest first, for each query, (m, k); by brute force in chunks.
 
     Without `queries`, those of each row among the others: a row is not its own neighbour. `cosine` compares
     directions only. Distances are float32, so rows closer together than rounding come in any order.
@@ -107,18 +115,18 @@ def nearest_neighbours(
     """
     points = _checked(points)
     itself = queries is None
-    asked = points if queries is None else _checked(queries, points.device)
+    sought = points if queries is None else _checked(queries, points.device)
     k, most = checked_count("k", k), len(points) - itself
     if k > most:
-        raise ValueError(f"k={k} is more than the {most} rows there are to choose from; ask for fewer neighbours")
-    search = _Search(asked, cosine, of=points)
+        raise ValueError(f"k={k} is more than the {most} rows there are to choose from; give a smaller k")
+    search = _Search(sought, cosine, of=points)
     spans = search.chunks(min(_TILE, len(points)))
     parts = map_parts(lambda span: _neighbours(search, points, span, k, itself), spans, points.device)
     return torch.cat(parts) if parts else torch.empty(0, k, dtype=torch.int64, device=points.device)
 
 
 def _neighbours(search: _Search, points: Tensor, span: tuple[int, int], k: int, itself: bool) -> Tensor:
-    """The nearest k of `points` for a chunk of the rows searched, which are `points` themselves or not."""
+    """Return the nearest k of `points` for a chunk of the rows searched, which are `points` themselves or not."""
     rows = search.shifted(search.points[slice(*span)])
     best = torch.full((len(rows), k), torch.inf, device=rows.device)
     which = torch.zeros(len(rows), k, dtype=torch.int64, device=rows.device)
@@ -158,17 +166,17 @@ class _Search:
         return _unit(rows) if self.spherical else rows - self.shift
 
     def chunks(self, k: int) -> list[tuple[int, int]]:
-        """First and last number of rows to compare with k others at once."""
+        """Return first and last number of rows to compare with k others at once."""
         block = _GPU_BLOCK if self.points.is_cuda else _CPU_BLOCK
         size = max(1, block // max(k, self.points.shape[1]))
         return [(start, min(start + size, len(self.points))) for start in range(0, len(self.points), size)]
 
     def nearest(self, centers: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of the nearest centre and squared distance to it, for all rows."""
+        """Return the number of the nearest centre and the squared distance to it, for all rows."""
         return self.step(self.shifted(centers), sums=False)[:2]
 
     def step(self, centers: Tensor, sums: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One pass over the rows: members, squared distances, and per centre the sum and number of its rows."""
+        """Pass over the rows once: members, squared distances, and per centre the sum and number of its rows."""
         k, device = len(centers), self.points.device
         members = torch.empty(len(self.points), dtype=torch.int64, device=device)
         distances = torch.empty(len(self.points), device=device)
@@ -192,17 +200,11 @@ class _Search:
 
 
 def _sums(rows: Tensor, nearest: Tensor, k: int) -> Tensor:
-    """Σ of the rows of each cluster. On a GPU as a matrix product: atomic additions come in another order each time."""
+    """Return Σ of the rows of each cluster; on a GPU by a matrix product: atomic additions have no fixed order."""
     if not rows.is_cuda:
         return torch.zeros(k, rows.shape[1]).index_add_(0, nearest, rows)
     onehot = torch.zeros(len(rows), k, device=rows.device).scatter_(1, nearest[:, None], 1.0)
     return onehot.T @ rows
-
-
-def _run(search: _Search, k: int, generator: Generator, iterations: int, tolerance: float) -> Clusters:
-    with one_thread():
-        start = _seeds(search, k, generator)
-    return _lloyd(search, start, iterations, tolerance)
 
 
 def _lloyd(search: _Search, centers: Tensor, iterations: int, tolerance: float) -> Clusters:
@@ -217,18 +219,19 @@ def _lloyd(search: _Search, centers: Tensor, iterations: int, tolerance: float) 
 
 
 def _moved(search: _Search, distances: Tensor, total: Tensor, counts: Tensor) -> Tensor:
-    """Each centre to the mean of its rows; those without any to the rows furthest from their own centres."""
+    """Move each centre to the mean of its rows; those without any to the rows furthest from their own centres."""
     means = (total / counts.clamp(min=1)[:, None]).float()
     empty = counts == 0
     furthest = distances.topk(min(len(counts), len(distances))).indices
-    # The first empty centre takes the furthest row, the second the next: no need to ask the device which are empty.
+    # The first empty centre takes the furthest row, the second the next: no need to read back which are empty.
     turn = (empty.cumsum(0) - 1).clamp(min=0)
     repaired = torch.where(empty[:, None], search.shifted(search.points[furthest[turn]]), means)
     return _unit(repaired) if search.spherical else repaired
 
 
+@one_thread()
 def _seeds(search: _Search, k: int, generator: Generator) -> Tensor:
-    """k-means++ on a random sample of the rows."""
+    """Draw k-means++ seeds from a random sample of the rows."""
     count, device = len(search.points), search.points.device
     sample = min(count, max(20 * k, 16384))
     chosen = torch.randperm(count, device=device, generator=generator)[:sample]
@@ -259,13 +262,7 @@ def _checked(points: Any, device: torch.device | None = None) -> Tensor:
     return tensor.float()
 
 
-# --- scan --------------------
-#
-# Clusters by a network: near rows in the same cluster, all clusters in use (SCAN, Van Gansbeke et al. 2020).
-#
-# W. Van Gansbeke, S. Vandenhende, S. Georgoulis, M. Proesmans and L. Van Gool, "SCAN: Learning to Classify Images
-# without Labels", 2020. In three steps: features from self-supervision, `cluster_by_neighbours`, `self_label`. Inputs may
-# be features with a small head, or images with an encoder and its head, and then views make the clusters better.
+# -- SCAN: near rows in the same cluster, all clusters in use ----------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +281,11 @@ class SoftClusters:
     confidence: Tensor
     loss: float
 
+    def assign(self, inputs: Tensor | np.ndarray) -> Tensor:
+        """Return the number of the likeliest cluster for each row, old or new, (n,)."""
+        device = next(self.model.parameters()).device
+        return predict(self.model, as_float(checked_rows(inputs).to(device)), bf16=False).argmax(dim=1)
+
 
 def scan(
     features: Tensor | np.ndarray,
@@ -297,7 +299,7 @@ def scan(
     seed: int = 0,
     **loop: Unpack[LoopSettings],
 ) -> SoftClusters:
-    """Clusters of ready-made features by a head of one hidden layer; of several heads the one of the least loss.
+    """Cluster ready-made features by a head of one hidden layer; of several heads take the one of the least loss.
 
     Args:
         features: (n, d), standardised, on the device where the work is to be done.
@@ -348,10 +350,11 @@ def cluster_by_neighbours(
     if neighbours.ndim != 2 or len(neighbours) != len(rows):
         raise ValueError(f"neighbours has shape {tuple(neighbours.shape)} for {len(rows)} rows; give (n, m)")
 
-    def loss(batch: Tensor, generator: Generator) -> Tensor:
-        pick = torch.randint(neighbours.shape[1], (len(batch), 1), device=batch.device, generator=generator)
-        near = neighbours[batch].gather(1, pick).squeeze(1)
-        changed = _changed(rows, torch.cat((batch, near)), view, generator)
+    def loss(batch: Batch) -> Tensor:
+        own, draw = batch.rows, batch.generator
+        pick = torch.randint(neighbours.shape[1], (len(own), 1), device=own.device, generator=draw)
+        near = neighbours[own].gather(1, pick).squeeze(1)
+        changed = _changed(rows, torch.cat((own, near)), view, draw)
         own, other = model(changed).float().chunk(2)
         return scan_loss(own, other, entropy)
 
@@ -369,7 +372,7 @@ def self_label(
     seed: int = 0,
     **loop: Unpack[LoopSettings],
 ) -> SoftClusters:
-    """Learn from what the model is sure of: its answer on a weak view is the target for a strong one.
+    """Learn from what the model is sure of: its prediction on a weak view is the target for a strong one.
 
     Only rows of confidence above `threshold` count, weighted so that every cluster counts alike, or large clusters
     would swallow small ones. The loop's settings are as for `cluster_by_neighbours`.
@@ -378,16 +381,16 @@ def self_label(
         raise ValueError(f"threshold={threshold} is not a probability below 1; 0.99 is usual")
     rows = checked_rows(inputs)
 
-    def loss(batch: Tensor, generator: Generator) -> Tensor:
+    def loss(batch: Batch) -> Tensor:
         with torch.no_grad():
-            sure = model(_changed(rows, batch, weak, generator)).float().softmax(dim=1)
-        return self_label_loss(model(_changed(rows, batch, strong, generator)).float(), sure, threshold)
+            sure = model(_changed(rows, batch.rows, weak, batch.generator)).float().softmax(dim=1)
+        return self_label_loss(model(_changed(rows, batch.rows, strong, batch.generator)).float(), sure, threshold)
 
     return _train(model, rows, loss, epochs, seed, loop)
 
 
 def scan_loss(anchors: Tensor, neighbours: Tensor, entropy: float) -> Tensor:
-    """− mean log ⟨p_i, p'_i⟩ + entropy · Σ_c p̄_c log p̄_c, from logits of rows and of their neighbours.
+    """Return − mean log ⟨p_i, p'_i⟩ + entropy · Σ_c p̄_c log p̄_c, from logits of rows and of their neighbours.
 
     p and p' are softmaxes, p̄ the mean of p over the batch: the first term wants neighbours to be surely in the same
     cluster, the second wants all clusters used alike.
@@ -399,7 +402,7 @@ def scan_loss(anchors: Tensor, neighbours: Tensor, entropy: float) -> Tensor:
 
 
 def self_label_loss(logits: Tensor, beliefs: Tensor, threshold: float) -> Tensor:
-    """Weighted mean of cross-entropies to the likeliest cluster, over rows that believe in it above the threshold.
+    """Return the weighted mean cross-entropy to the likeliest cluster, over rows of confidence above the threshold.
 
     A row of cluster c has weight one over the number of such rows of c in the batch. 0 when there are none.
     """
@@ -416,18 +419,18 @@ def _train(
     losses: list[float] = []
 
     def report(progress: Progress) -> None:
-        losses.append(progress.loss)
-        tell = loop.get("report")
-        if tell is not None:
-            tell(progress)
+        losses.append(math.nan if progress.loss is None else progress.loss)
+        outer = loop.get("report")
+        if outer is not None:
+            outer(progress)
 
-    usual = {"batch_size": 128, "optimizer": adam(1e-4), "schedule": train.constant()}
+    usual = {"batch_size": 128, "optimizer": adam(1e-4), "schedule": constant()}
     settings: Any = {**usual, **loop, "report": report}
     minimise(model, loss, len(rows), epochs=epochs, seed=seed, **settings)
     model.eval()
     chunks = [predict(model, as_float(part), bf16=False).softmax(dim=1) for part in rows.split(4096)]
     confidence, members = torch.cat(chunks).max(dim=1)
-    return SoftClusters(model, members, confidence, losses[-1] if losses else float("nan"))
+    return SoftClusters(model, members, confidence, losses[-1] if losses else math.nan)
 
 
 def _changed(rows: Tensor, batch: Tensor, view: Augment | None, generator: Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Features from a network: one trained here without labels, or any other from a local file. No file is unpickled."""
+"""Take features from a network: one trained here without labels, or one from a local file. No file is unpickled."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from torch.nn.functional import interpolate
 from labeldp.features.cache import content_key, read_metadata, read_tensors, write_tensors
 from labeldp.features.extract import Scaling, as_float, checked_rows, fit_scaling, sample_rows
 from labeldp.learning.evidence import Objective
-from labeldp.learning.train import adam, fit, linear
+from labeldp.learning.optimisers import adam, linear
+from labeldp.learning.train import fit
 from labeldp.models.zoo import checked_count
 
 _SAMPLE = 20_000
 # Images passed through the network at once.
 _CPU_CHUNK, _GPU_CHUNK = 256, 4096
+# Of the median spread: coordinates that hardly vary would get huge weights and break in training.
+_FLOOR, _RIDGE = 0.3, 1e-3
+_Norm = nn.BatchNorm1d | nn.BatchNorm2d
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +56,7 @@ class Encoder:
     seed: int = 0
 
     def fit(self, inputs: Any, device: torch.device | str | None = None) -> EncoderMap:
-        """A copy of the network on the device, and mean, spread and components of its outputs on ≤ 20,000 rows."""
+        """Copy the network to the device, and find mean, spread and components of its outputs on ≤ 20,000 rows."""
         rows = checked_rows(inputs)
         place = torch.device(device) if device is not None else rows.device
         plain = EncoderMap(replace(self, model=_evaluating(self.model, place)), place, None, 0)
@@ -63,7 +67,7 @@ class Encoder:
         return replace(plain, scaling=scaling, dim=scaling.dim)
 
     def fingerprint(self) -> str:
-        """A hash of the network, its weights and the settings. Changed code of the same name is not noticed."""
+        """Return a hash of the network, its weights and the settings. Changed code of the same name is not noticed."""
         settings = (self.mean, self.spread, self.unit, self.standardise, self.dims, self.bf16, self.seed)
         layers = [
             f"{name} {type(layer).__qualname__} {layer.extra_repr()}" for name, layer in self.model.named_modules()
@@ -82,7 +86,7 @@ class EncoderMap:
     dim: int
 
     def features(self, inputs: Any) -> Tensor:
-        """(n, dim), chunk by chunk."""
+        """Return (n, dim), chunk by chunk."""
         rows = checked_rows(inputs)
         chunk = _GPU_CHUNK if self.device.type == "cuda" else _CPU_CHUNK
         bf16 = self.encoder.bf16 if self.encoder.bf16 is not None else self.device.type == "cuda"
@@ -111,7 +115,7 @@ class EncoderMap:
 def save_encoder(
     path: Path | str, encoder: Encoder, *, half: bool = True, notes: Mapping[str, str] | None = None
 ) -> None:
-    """Weights and the scaling of inputs as safetensors, with notes on how they were made; half precision by default."""
+    """Write weights and the scaling of inputs as safetensors, with notes; in half precision by default."""
     state = encoder.model.state_dict()
     tensors = {name: value.half() if half and value.dtype == torch.float32 else value for name, value in state.items()}
     scaling = {"mean": json.dumps(encoder.mean), "spread": json.dumps(encoder.spread)}
@@ -119,7 +123,7 @@ def save_encoder(
 
 
 def load_encoder(path: Path | str, body: nn.Module | None = None) -> Encoder:
-    """A network from a local file, on the CPU. Nothing is unpickled, so no file can run Python code.
+    """Load a network from a local file, on the CPU. Nothing is unpickled, so no file can run Python code.
 
     The scaling of inputs comes along when `save_encoder` wrote the file; for others set it, and whatever else, by
     `dataclasses.replace(encoder, mean=…, spread=…)`.
@@ -153,7 +157,7 @@ def _channels(note: str | None) -> tuple[float, ...] | None:
 
 
 class _Script(nn.Module):
-    """A TorchScript file: it stays in eval mode, and its bytes say which network it is."""
+    """A TorchScript file: it stays in eval mode, and its bytes identify the network."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -192,7 +196,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
 
 def _evaluating(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy that later training of the model does not reach."""
+    """Return a copy that later training of the model does not reach."""
     with torch.no_grad():
         model = copy.deepcopy(model).to(device)
     try:
@@ -201,22 +205,15 @@ def _evaluating(model: nn.Module, device: torch.device) -> nn.Module:
         return model
 
 
-# --- warm_start --------------------
-#
-# A network that begins with an encoder's weights, or as a head on its features: nothing here sees a label.
-
-
-# Of the median spread: coordinates that hardly vary would get huge weights and break in training.
-_FLOOR, _RIDGE = 0.3, 1e-3
-_Norm = nn.BatchNorm1d | nn.BatchNorm2d
+# -- a network that begins with an encoder's weights, or as a head on its features -------------------------------------
 
 
 def unit_outputs(body: nn.Module, inputs: Tensor) -> nn.Module:
-    """Scale the body's last batch norm so that its outputs' median spread over these inputs is 1; changes it in place.
+    """Scale the body's last batch norm so that its outputs' median spread over these inputs is 1, in place.
 
     Encoders trained for angles leave outputs of any size. Where they are small, as after SimCLR (0.016), a last layer
     needs weights as much larger, and the last norm's own weights, small as they are, get gradients as much larger: by
-    the square of it, a step changes them more. What the network can say stays the same.
+    the square of it, a step changes them more. What the network can express stays the same.
 
     Args:
         body: ends in a batch norm, then only layers that scale with their input: ReLU, means, flattening.
@@ -237,7 +234,7 @@ def unit_outputs(body: nn.Module, inputs: Tensor) -> nn.Module:
 
 
 def begin_as(model: nn.Module, inputs: Tensor, scores: Tensor) -> nn.Module:
-    """Set the last layer so that the model's outputs are near these scores; returns the model, changed in place.
+    """Set the last layer so that the model's outputs are near these scores; return the model, changed in place.
 
     With f the outputs of `model.body`, the last layer's (W, b) minimise Σ_i |W f_i + b − s_i|² + λ|W D|², where D holds
     the coordinates' spreads, not below a floor. For scores of a head on those features, or on a linear map of them, the
@@ -272,10 +269,10 @@ def probe(
     learning_rate: float = 1e-3,
     seed: int = 0,
 ) -> nn.Module:
-    """Train the last layer alone, on the body's outputs as they are; returns the model, changed in place.
+    """Train the last layer alone, on the body's outputs as they are; return the model, changed in place.
 
     Linear probing before fine-tuning (Kumar et al. 2022). The body goes over the inputs once, so this takes seconds; a
-    linear layer cannot learn answers by heart, and what it makes of them is where training then begins.
+    linear layer cannot memorise responses, and what it makes of them is where training then begins.
 
     Args:
         model: as for `begin_as`.
@@ -302,7 +299,7 @@ def probe(
 
 
 def probed(train: Callable[..., nn.Module], **settings: Any) -> Callable[..., nn.Module]:
-    """A training algorithm that begins with a `probe`: for every recipe with a `fit` argument.
+    """Return a training algorithm that begins with a `probe`: for every recipe with a `fit` argument.
 
     Args:
         train: `fit`, `fixmatch`, `mean_teacher`, their settings bound.
@@ -320,7 +317,7 @@ def probed(train: Callable[..., nn.Module], **settings: Any) -> Callable[..., nn
 
 
 def body_and_last(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
-    """`model.body` and the linear layer after it; ValueError if the model is not made so."""
+    """Return `model.body` and the linear layer after it; raise ValueError if the model is not made so."""
     body = getattr(model, "body", None)
     last = next((layer for layer in reversed(list(model.modules())) if isinstance(layer, nn.Linear)), None)
     if not isinstance(body, nn.Module) or last is None or last.bias is None or last in list(body.modules()):
@@ -334,24 +331,22 @@ def _outputs(body: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _spread(outputs: Tensor) -> Tensor:
-    """Of every coordinate, not below a share of the median."""
+    """Return the spread of every coordinate, not below a share of the median."""
     spread = outputs.std(dim=0)
     return spread.clamp_min(_FLOOR * spread.median().clamp_min(1e-12))
 
 
-# --- crops --------------------
-#
-# A network's outputs averaged over crops and mirrors of an image: better features and predictions, and no training.
-#
-#     f̄(x) = mean over boxes b and mirrors m of  f(stretch(m(x)[b]))
-#
-# Networks trained on random crops, as those of self-supervision are, know an image by its parts; the mean of what they
-# say of the parts is steadier than what they say of the whole. The boxes are the same for all images and come from no
-# label, so f̄ is as public as f.
+# -- outputs averaged over crops ---------------------------------------------------------------------------------------
 
 
 class OverCrops(nn.Module):
-    """The mean of a model's outputs over grid² crops and, with `flip`, their mirrors: 2·grid² passes.
+    """The mean of a model's outputs over grid² crops and, with `flip`, their mirrors: 2·grid² passes, no training.
+
+        f̄(x) = mean over boxes b and mirrors m of  f(stretch(m(x)[b]))
+
+    Networks trained on random crops, as those of self-supervision are, know an image by its parts; the mean of their
+    outputs on the parts is steadier than their output on the whole. The boxes are the same for all images and come from
+    no label, so f̄ is as public as f.
 
     Args:
         model: images (n, C, H, W) → (n, d): an encoder's body, for its features, or a classifier, for its scores.
@@ -371,7 +366,7 @@ class OverCrops(nn.Module):
         self.model, self.side, self.grid, self.flip = model, side, checked_count("grid", grid), flip
 
     def forward(self, images: Tensor) -> Tensor:
-        """The mean output, (n, d)."""
+        """Return the mean output, (n, d)."""
         if images.ndim != 4:
             raise ValueError(f"inputs have shape {tuple(images.shape)}; crops are of images, (n, C, H, W)")
         size = images.shape[2:]
@@ -398,5 +393,5 @@ class OverCrops(nn.Module):
         return sorted({round(room * step / (self.grid - 1)) for step in range(self.grid)})
 
     def extra_repr(self) -> str:
-        """What tells two of them apart."""
+        """Return what distinguishes two of them."""
         return f"side={self.side}, grid={self.grid}, flip={self.flip}"

@@ -1,12 +1,12 @@
-"""Public inputs to rows of features, without a label: nothing here has an argument that could hold one.
+"""Turn public inputs into rows of features, without a label: nothing here has an argument that could hold one.
 
-An extractor is a frozen value of settings; `fit` looks at public inputs and gives a map; the map's `features` turns
+An extractor is a frozen value of settings; `fit` reads public inputs and gives a map; the map's `features` turns
 inputs, old or new, into float32 rows (n, dim) on its device.
 
     Raw          pixels, or embeddings made elsewhere, standardised
     Patches      a dictionary of small image patches (patches.py)
-    Table        standardised numbers, one-hot or hashed categories (tabular.py)
-    Encoder      a network from self-supervision (selfsupervised.py) or from a file (encoders.py)
+    Table        standardised numbers, one-hot or hashed categories (tables.py)
+    Encoder      a network from self-supervision (contrastive.py) or from a file (encoders.py)
 """
 
 from __future__ import annotations
@@ -25,100 +25,12 @@ from torch import Generator, Tensor
 from labeldp.features.cache import content_key, load_array, save_array
 from labeldp.models.zoo import checked_count
 
-# --- scaling --------------------
-#
-# Features to zero mean and like variance, and to fewer dimensions by principal components. Fitted on public rows.
-
-
-@dataclass(frozen=True, eq=False)
-class Scaling:
-    """x ↦ Bᵀ ((x − mean) · inverse): standardised coordinates, then principal components when there is a basis.
-
-    Args:
-        mean: (d,).
-        inverse: (d,) one over the standard deviation.
-        basis: (d, r), orthonormal columns, or None to keep all coordinates.
-    """
-
-    mean: Tensor
-    inverse: Tensor
-    basis: Tensor | None = None
-
-    @property
-    def dim(self) -> int:
-        """Number of coordinates that come out."""
-        return len(self.mean) if self.basis is None else self.basis.shape[1]
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """(n, d) → (n, r)."""
-        standard = (rows - self.mean).mul_(self.inverse)
-        return standard if self.basis is None else standard @ self.basis
-
-
-def fit_scaling(sample: Tensor, *, dims: int | None = None, floor: float = 0.01, seed: int = 0) -> Scaling:
-    """Standardise by the sample's mean and √(variance + floor · mean variance), then keep `dims` components.
-
-    The floor keeps coordinates that hardly vary from being blown up (Coates and Ng 2011); one that never varies
-    becomes zero. Components are eigenvectors of the sample's covariance, largest first, and at most d.
-
-    >>> scaling = fit_scaling(torch.tensor([[0.0, 5.0], [2.0, 5.0]]), floor=0.0)
-    >>> scaling(torch.tensor([[2.0, 5.0]])).tolist()
-    [[1.0, 0.0]]
-    """
-    if not bool(torch.isfinite(sample.sum(dtype=torch.float64))):
-        raise ValueError("inputs have values that are not finite; fill in or drop missing features")
-    variance, mean = torch.var_mean(sample.double(), dim=0, correction=0)
-    spread = (variance + floor * variance.mean()).sqrt()
-    # A constant column has a variance of rounding errors only.
-    varies = variance > 1e-12 * (mean.square() + variance.max())
-    inverse = torch.where(varies, 1 / spread.clamp(min=torch.finfo(torch.float32).tiny), 0.0)
-    scaling = Scaling(mean.float(), inverse.float())
-    if dims is None:
-        return scaling
-    return Scaling(scaling.mean, scaling.inverse, principal_components(scaling(sample), dims, seed=seed))
-
-
-def principal_components(sample: Tensor, dims: int, *, seed: int = 0) -> Tensor:
-    """Orthonormal directions (d, r) of most variance of the rows about zero, largest first; r = min(dims, d).
-
-    Exact (eigenvectors of XᵀX) unless few of many are wanted; then by subspace iteration from random directions with
-    oversampling (Halko, Martinsson and Tropp 2011, Algorithm 4.4), whose cost grows with r and not with d².
-
-    >>> principal_components(torch.tensor([[3.0, 0.0], [-3.0, 0.1]]), 1).abs().round().flatten().tolist()
-    [1.0, 0.0]
-    """
-    d, dims = sample.shape[1], min(checked_count("dims", dims), sample.shape[1])
-    wide = dims + max(16, dims // 8)
-    if 4 * wide < d and d > 2048:
-        return _subspace(sample, dims, wide, seed)
-    # Double: eigenvectors of small eigenvalues need the digits.
-    vectors = torch.linalg.eigh(_second_moment(sample)).eigenvectors
-    return vectors[:, -dims:].flip(1).float().contiguous()
-
-
-def _subspace(sample: Tensor, dims: int, wide: int, seed: int, passes: int = 6) -> Tensor:
-    generator = Generator(sample.device).manual_seed(seed)
-    basis = torch.randn(sample.shape[1], wide, device=sample.device, generator=generator)
-    for _ in range(passes):
-        basis = torch.linalg.qr(sample.T @ (sample @ torch.linalg.qr(basis).Q)).Q
-    # Turn within the subspace, so that columns are components, largest first.
-    turned = torch.linalg.eigh(_second_moment(sample @ basis)).eigenvectors
-    return (basis @ turned[:, -dims:].flip(1).float()).contiguous()
-
-
-def _second_moment(rows: Tensor, chunk: int = 4096) -> Tensor:
-    """XᵀX in double precision from float32 products of chunks."""
-    total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
-    for part in rows.split(chunk):
-        total += part.T @ part
-    return total
-
-
-__all__ = ["Extractor", "FeatureMap", "Raw", "RawMap", "extract"]
-
 Device = torch.device | str | None
+Images = Tensor | np.ndarray
 # Rows that mean, spread and principal components are estimated from, and rows turned into features at once.
 _SAMPLE, _CHUNK = 50_000, 8192
+Part = TypeVar("Part")
+Out = TypeVar("Out")
 
 
 class FeatureMap(Protocol):
@@ -130,12 +42,12 @@ class FeatureMap(Protocol):
         ...
 
     def features(self, inputs: Any) -> Tensor:
-        """(n, dim), float32, on the map's device."""
+        """Return (n, dim), float32, on the map's device."""
         ...
 
 
 class Extractor(Protocol):
-    """Settings of a feature map. Its `repr` says all of them, or it has a `fingerprint()` that does."""
+    """Settings of a feature map. Its `repr` shows all of them, or it has a `fingerprint()` that does."""
 
     def fit(self, inputs: Any, device: Device = None) -> FeatureMap:
         """Learn from public inputs; on their own device unless another is named."""
@@ -145,7 +57,7 @@ class Extractor(Protocol):
 def extract(
     extractor: Extractor, train: Any, *others: Any, device: Device = None, cache: Path | str | None = None
 ) -> tuple[Tensor, ...]:
-    """Fit on `train`; the features of `train` and of each of `others` (a test set).
+    """Fit on `train`; return the features of `train` and of each of `others` (a test set).
 
     Args:
         train, others: public inputs, arrays or tensors or tuples of them, as the extractor takes them.
@@ -174,7 +86,7 @@ def extract(
 
 
 def fingerprint(extractor: Extractor) -> str:
-    """Text that is equal only for extractors that give equal features."""
+    """Return text that is equal only for extractors that give equal features."""
     own = getattr(extractor, "fingerprint", None)
     return own() if own is not None else f"{type(extractor).__module__}.{extractor!r}"
 
@@ -196,7 +108,7 @@ class Raw:
     seed: int = 0
 
     def fit(self, inputs: Tensor | np.ndarray, device: Device = None) -> RawMap:
-        """Mean, spread and components of at most 50,000 rows."""
+        """Find mean, spread and components of at most 50,000 rows."""
         rows = checked_rows(inputs)
         place = torch.device(device) if device is not None else rows.device
         chosen = rows[sample_rows(len(rows), _SAMPLE, self.seed).to(rows.device)]
@@ -217,7 +129,7 @@ class RawMap:
         return self.scaling.dim
 
     def features(self, inputs: Tensor | np.ndarray) -> Tensor:
-        """(n, dim)."""
+        """Return (n, dim)."""
         rows, place = checked_rows(inputs), self.scaling.mean.device
         result = torch.empty(len(rows), self.dim, device=place)
         for start in range(0, len(rows), _CHUNK):
@@ -227,18 +139,31 @@ class RawMap:
 
 
 def sample_rows(count: int, most: int, seed: int) -> Tensor:
-    """Numbers of at most `most` rows, all when there are no more; drawn on the CPU, so alike for every device."""
+    """Return the numbers of at most `most` rows, all when there are no more; the same ones for every device."""
     if count <= most:
         return torch.arange(count)
     return torch.randperm(count, generator=Generator().manual_seed(seed))[:most]
 
 
 def checked_rows(inputs: Tensor | np.ndarray) -> Tensor:
-    """A tensor with a first dimension of rows and at least one more, or ValueError."""
+    """Return a tensor of rows with at least one more dimension, or raise ValueError."""
     tensor = torch.as_tensor(inputs)
     if tensor.ndim < 2 or 0 in tensor.shape[1:]:
         raise ValueError(f"inputs has shape {tuple(tensor.shape)}; give rows of features (n, …)")
     return tensor
+
+
+def checked_images(images: Images) -> Tensor:
+    """Return a tensor (n, channels, height, width) of at least one image, or raise ValueError."""
+    tensor = torch.as_tensor(images)
+    if tensor.ndim != 4 or 0 in tensor.shape:
+        raise ValueError(f"images has shape {tuple(tensor.shape)}; give (n, channels, height, width)")
+    return tensor
+
+
+def as_float(images: Tensor) -> Tensor:
+    """Return float32; whole numbers are bytes, and 255 becomes 1."""
+    return images.float() if images.is_floating_point() else images.float() / 255
 
 
 def _flat(rows: Tensor, unit: bool) -> Tensor:
@@ -247,25 +172,106 @@ def _flat(rows: Tensor, unit: bool) -> Tensor:
 
 
 def _device_of(inputs: Any) -> torch.device:
-    """Of the first tensor; arrays are on the CPU."""
+    """Return the device of the first tensor; arrays are on the CPU."""
     first = inputs[0] if isinstance(inputs, Sequence) and not isinstance(inputs, str) else inputs
     return first.device if isinstance(first, Tensor) else torch.device("cpu")
 
 
-# --- threads --------------------
-#
-# One part of the rows per thread, in place of many threads per operation.
-#
-# torch splits every operation over its threads and waits for all of them before the next. Where other programs use the
-# same cores, most of the time goes into that waiting. Parts that do not depend on each other need to wait only once.
+# -- scaling, fitted on public rows ------------------------------------------------------------------------------------
 
 
-Part = TypeVar("Part")
-Out = TypeVar("Out")
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """x ↦ Bᵀ ((x − mean) · inverse): standardised coordinates, then principal components when there is a basis.
+
+    Args:
+        mean: (d,).
+        inverse: (d,) one over the standard deviation.
+        basis: (d, r), orthonormal columns, or None to keep all coordinates.
+    """
+
+    mean: Tensor
+    inverse: Tensor
+    basis: Tensor | None = None
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates that come out."""
+        return len(self.mean) if self.basis is None else self.basis.shape[1]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Map (n, d) → (n, r)."""
+        standard = (rows - self.mean).mul_(self.inverse)
+        return standard if self.basis is None else standard @ self.basis
+
+
+def fit_scaling(sample: Tensor, *, dims: int | None = None, floor: float = 0.01, seed: int = 0) -> Scaling:
+    """Standardise by the sample's mean and √(variance + floor · mean variance), then keep `dims` components.
+
+    The floor keeps coordinates that hardly vary from being blown up (Coates and Ng 2011); one that never varies
+    becomes zero. Components are eigenvectors of the sample's covariance, largest first, and at most d.
+
+    >>> scaling = fit_scaling(torch.tensor([[0.0, 5.0], [2.0, 5.0]]), floor=0.0)
+    >>> scaling(torch.tensor([[2.0, 5.0]])).tolist()
+    [[1.0, 0.0]]
+    """
+    if not bool(torch.isfinite(sample.sum(dtype=torch.float64))):
+        raise ValueError("inputs have values that are not finite; fill in or drop missing features")
+    variance, mean = torch.var_mean(sample.double(), dim=0, correction=0)
+    spread = (variance + floor * variance.mean()).sqrt()
+    # A constant column has a variance of rounding errors only.
+    varies = variance > 1e-12 * (mean.square() + variance.max())
+    inverse = torch.where(varies, 1 / spread.clamp(min=torch.finfo(torch.float32).tiny), 0.0)
+    scaling = Scaling(mean.float(), inverse.float())
+    if dims is None:
+        return scaling
+    return Scaling(scaling.mean, scaling.inverse, principal_components(scaling(sample), dims, seed=seed))
+
+
+def principal_components(sample: Tensor, dims: int, *, seed: int = 0) -> Tensor:
+    """Return orthonormal directions (d, r) of most variance of the rows about zero, largest first; r = min(dims, d).
+
+    Exact (eigenvectors of XᵀX) unless few of many are wanted; then by subspace iteration from random directions with
+    oversampling (Halko, Martinsson and Tropp 2011, Algorithm 4.4), whose cost grows with r and not with d².
+
+    >>> principal_components(torch.tensor([[3.0, 0.0], [-3.0, 0.1]]), 1).abs().round().flatten().tolist()
+    [1.0, 0.0]
+    """
+    d, dims = sample.shape[1], min(checked_count("dims", dims), sample.shape[1])
+    wide = dims + max(16, dims // 8)
+    if 4 * wide < d and d > 2048:
+        return _subspace(sample, dims, wide, seed)
+    # Double: eigenvectors of small eigenvalues need the digits.
+    vectors = torch.linalg.eigh(gram_of(sample, 4096)).eigenvectors
+    return vectors[:, -dims:].flip(1).float().contiguous()
+
+
+def _subspace(sample: Tensor, dims: int, wide: int, seed: int, passes: int = 6) -> Tensor:
+    generator = Generator(sample.device).manual_seed(seed)
+    basis = torch.randn(sample.shape[1], wide, device=sample.device, generator=generator)
+    for _ in range(passes):
+        basis = torch.linalg.qr(sample.T @ (sample @ torch.linalg.qr(basis).Q)).Q
+    # Turn within the subspace, so that columns are components, largest first.
+    turned = torch.linalg.eigh(gram_of(sample @ basis, 4096)).eigenvectors
+    return (basis @ turned[:, -dims:].flip(1).float()).contiguous()
+
+
+def gram_of(rows: Tensor, chunk: int = 8192) -> Tensor:
+    """Return XᵀX in float64 from float32 products of chunks, (d, d)."""
+    total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
+    for part in rows.split(chunk):
+        total += part.T @ part
+    return total
+
+
+# -- one part of the rows per thread -----------------------------------------------------------------------------------
 
 
 def map_parts(function: Callable[[Part], Out], parts: Sequence[Part], device: torch.device) -> list[Out]:
-    """`function` of each part, in order. On a CPU, as many at once as torch has threads, each on one thread.
+    """Return `function` of each part, in order. On a CPU, as many at once as torch has threads, each on one thread.
+
+    torch splits every operation over its threads and waits for all of them before the next. Where other programs use
+    the same cores, most of the time goes into that waiting. Parts that do not depend on each other wait only once.
 
     >>> map_parts(lambda part: part.sum().item(), torch.arange(6).split(2), torch.device("cpu"))
     [1, 5, 9]
@@ -279,7 +285,7 @@ def map_parts(function: Callable[[Part], Out], parts: Sequence[Part], device: to
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch's operations on one thread inside the block: for sequences of short ones."""
+    """Run torch's operations on one thread inside the block: for sequences of short ones."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -287,19 +293,3 @@ def one_thread() -> Iterator[None]:
     finally:
         # Also what threads started later begin with.
         torch.set_num_threads(before)
-
-
-Images = Tensor | np.ndarray
-
-
-def checked_images(images: Images) -> Tensor:
-    """A tensor (n, channels, height, width) of at least one image, or ValueError."""
-    tensor = torch.as_tensor(images)
-    if tensor.ndim != 4 or 0 in tensor.shape:
-        raise ValueError(f"images has shape {tuple(tensor.shape)}; give (n, channels, height, width)")
-    return tensor
-
-
-def as_float(images: Tensor) -> Tensor:
-    """float32; whole numbers are bytes, and 255 becomes 1."""
-    return images.float() if images.is_floating_point() else images.float() / 255

@@ -1,8 +1,8 @@
-"""Features that follow the data: eigenvectors of the graph of nearest rows.
+"""Make features that follow the data: eigenvectors of the graph of nearest rows.
 
 Rows of one class seldom make one ball, but near rows mostly have one class. Eigenvectors of the graph that joins each
-row to its nearest ones vary least between neighbours, so a few of them say what many plain components say. Where
-noise leaves room for few numbers per row, that is worth most: one look at the smallest ε.
+row to its nearest ones vary least between neighbours, so a few of them hold what many plain components do. Where
+noise leaves room for few numbers per row, that is worth most: a one-shot moment at the smallest ε.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Neighbours:
     last of them counts `fade` times as much as the first, whatever the number of rows has made of λ.
 
     Args:
-        base: gives the features that say what is near; a few hundred of them are enough and sooner done.
+        base: gives the features that decide what is near; a few hundred of them are enough and sooner done.
         dims: eigenvectors kept.
         near: neighbours.
         fade: weight of the last eigenvector beside the first, in (0, 1].
@@ -58,17 +58,17 @@ class Neighbours:
             raise ValueError(f"fade={self.fade} is no weight; give a number greater than 0 and at most 1")
 
     def fingerprint(self) -> str:
-        """Of the settings, the base's included."""
+        """Return text that identifies the settings, the base's included."""
         return f"neighbours {self.dims} {self.near} {self.fade} {self.seed} of {fingerprint(self.base)}"
 
     def fit(self, inputs: Any, device: Device = None) -> NeighbourMap:
-        """The graph of all inputs, which the map keeps: n · (width of the base + dims) numbers."""
+        """Build the graph of all inputs, which the map keeps: n · (width of the base + dims) numbers."""
         base = self.base.fit(inputs, device)
         rows = normalize(base.features(inputs), dim=1)
         if len(rows) < max(self.near, self.dims) + 2:
-            raise ValueError(f"inputs has {len(rows)} rows; dims={self.dims} and near={self.near} ask for more")
+            raise ValueError(f"inputs has {len(rows)} rows; dims={self.dims} and near={self.near} need more")
         values, vectors = leading(graph_of(rows, self.near), self.dims + 1, self.seed)
-        # The first of all is the same for every row, and says nothing.
+        # The first of all is the same for every row, and carries nothing.
         return NeighbourMap(base, rows, vectors[:, 1:] * _weights(values[1:], self.fade), self.near)
 
 
@@ -87,7 +87,7 @@ class NeighbourMap:
         return self.weighed.shape[1]
 
     def features(self, inputs: Any) -> Tensor:
-        """(n, dim): means over the nearest fitted rows."""
+        """Return (n, dim): means over the nearest fitted rows."""
         found = nearest_neighbours(self.rows, self.near, queries=normalize(self.base.features(inputs), dim=1))
         result = self.weighed.new_empty(len(found), self.dim)
         for start in range(0, len(found), _ROWS_AT_ONCE):
@@ -104,7 +104,7 @@ class Graph:
 
 
 def graph_of(rows: Tensor, near: int) -> Graph:
-    """Each row joined to its nearest ones; two rows that chose each other are joined twice as strongly."""
+    """Join each row to its nearest ones; two rows that chose each other are joined twice as strongly."""
     heads = nearest_neighbours(rows, near).flatten()
     tails = torch.arange(len(rows), device=rows.device).repeat_interleave(near)
     ends = torch.stack((torch.cat((heads, tails)), torch.cat((tails, heads))))
@@ -115,7 +115,7 @@ def graph_of(rows: Tensor, near: int) -> Graph:
 
 
 def leading(graph: Graph, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues (count,), falling, and eigenvectors (n, count) of D⁻¹A, by subspace iteration.
+    """Return the largest eigenvalues (count,), falling, and eigenvectors (n, count) of D⁻¹A, by subspace iteration.
 
     Rough is good enough: eigenvectors whose values are nearly alike may stay mixed, which costs nothing.
     """
@@ -135,7 +135,7 @@ def leading(graph: Graph, count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _weights(values: Tensor, fade: float) -> Tensor:
-    """λᵗ / λ₁ᵗ, with t such that the last is `fade`."""
+    """Return λᵗ / λ₁ᵗ, with t such that the last is `fade`."""
     logs = values.clamp(1e-6, 1 - 1e-6).log()
     fall = (logs - logs[0]) / (logs[-1] - logs[0]).clamp(max=-1e-9)
     return torch.as_tensor(fade, device=values.device).pow(fall)

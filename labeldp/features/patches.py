@@ -1,4 +1,4 @@
-"""Features of images from a dictionary of small patches: no labels, no training loop, seconds.
+"""Make features of images from a dictionary of small patches: no labels, no training loop, seconds.
 
 Patches p are brought to zero mean and unit variance, whitened, and compared with D, unit-length whitened patches:
 
@@ -76,7 +76,7 @@ class Patches:
         return replace(plain, scaling=fit_scaling(sample, dims=self.dims, seed=self.seed))
 
     def _shape(self, images: Tensor) -> tuple[int, int]:
-        """Side of a patch and of the grid, checked against the images."""
+        """Return the sides of a patch and of the grid, checked against the images."""
         channels, height, width = images.shape[1:]
         side = min(height, width)
         size = checked_count("size", self.size or min(8 if channels == 1 else 6, max(1, side // 2)))
@@ -100,7 +100,7 @@ def patch_features(
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> PatchMap:
-    """A dictionary of patches of these images, with defaults by their size and number; see `Patches`.
+    """Learn a dictionary of patches of these images, with defaults by their size and number; see `Patches`.
 
     >>> images = torch.rand(64, 1, 12, 12)
     >>> found = patch_features(images, filters=10, size=4, pool=2)
@@ -112,7 +112,7 @@ def patch_features(
 
 
 def default_filters(images: Tensor, device: torch.device) -> int:
-    """800 for one channel and 1,600 for colour on a GPU, 200 on a CPU; fewer where rows are few.
+    """Return 800 for one channel and 1,600 for colour on a GPU, 200 on a CPU; fewer where rows are few.
 
     There is little use in many more features than rows, and a CPU does 200 filters on 70,000 small images in well
     under a minute.
@@ -147,7 +147,7 @@ class PatchMap:
         return self.scaling.dim if self.scaling is not None else 2 * len(self.bias) * self.pool * self.pool
 
     def features(self, inputs: Images) -> Tensor:
-        """(n, dim) float32 on the dictionary's device. Chunk by chunk: memory beyond the result is bounded."""
+        """Return (n, dim) float32 on the dictionary's device. Chunk by chunk: memory beyond the result is bounded."""
         images, device = checked_images(inputs), self.weight.device
         result = torch.empty(len(images), self.dim, device=device)
 
@@ -165,9 +165,11 @@ class PatchMap:
         return pooled if self.scaling is None else self.scaling(pooled)
 
     def _pooled(self, images: Tensor) -> Tensor:
-        """Mean two-sided responses of every cell, (n, cells · 2 · filters)."""
+        """Return the mean two-sided responses of every cell, (n, cells · 2 · filters)."""
         spread = local_spread(images, self.size, self.stride, self.floor)
-        rows, columns = (_cells(length, self.pool) for length in spread.shape[1:])
+        # Runs of places, as even as can be.
+        edges = ([length * cell // self.pool for cell in range(self.pool + 1)] for length in spread.shape[1:])
+        rows, columns = (list(pairwise(each)) for each in edges)
         cells = [self._cell(images, spread, *r, *c) for r, c in product(rows, columns)]
         return torch.cat(cells, dim=1)
 
@@ -183,7 +185,7 @@ class PatchMap:
 
 
 def local_spread(images: Tensor, size: int, stride: int, floor: float) -> Tensor:
-    """√(var p + floor) of every patch p, (n, places, places)."""
+    """Return √(var p + floor) of every patch p, (n, places, places)."""
     # About the batch's own mean: squares of a large offset would swallow the variance.
     centred = images - images.mean()
     moments = torch.stack((centred.mean(dim=1), centred.square().mean(dim=1)), dim=1)
@@ -192,14 +194,8 @@ def local_spread(images: Tensor, size: int, stride: int, floor: float) -> Tensor
     return ((means[:, 1] - means[:, 0].square()).clamp_(min=0) + floor).sqrt_()
 
 
-def _cells(length: int, pool: int) -> list[tuple[int, int]]:
-    """`length` places in `pool` runs, as even as can be."""
-    edges = [length * cell // pool for cell in range(pool + 1)]
-    return list(pairwise(edges))
-
-
 def _random_patches(images: Tensor, size: int, count: int, generator: Generator) -> Tensor:
-    """(count, channels · size²) from random places of random images."""
+    """Draw (count, channels · size²) from random places of random images."""
     n, channels, height, width = images.shape
     which, top, left = (
         torch.randint(bound, (count, 1, 1, 1), generator=generator).to(images.device)
@@ -212,12 +208,12 @@ def _random_patches(images: Tensor, size: int, count: int, generator: Generator)
 
 
 def _dictionary(settings: Patches, patches: Tensor, filters: int) -> tuple[Tensor, Tensor, float]:
-    """Weight, bias and contrast floor of a `PatchMap`."""
+    """Return weight, bias and contrast floor of a `PatchMap`."""
     patches = patches - patches.mean(dim=1, keepdim=True)
     variance = patches.square().mean(dim=1)
     floor = settings.contrast * variance.mean().item()
     normal = patches / (variance + floor).sqrt()[:, None]
-    # Flat patches have no direction; a dictionary of them would answer to noise.
+    # Flat patches have no direction; a dictionary of them would respond to noise.
     normal = normal[variance > floor]
     if len(normal) < filters:
         raise ValueError(f"filters={filters} but only {len(normal)} of {len(patches)} patches are not flat; give fewer")
@@ -234,7 +230,7 @@ def _dictionary(settings: Patches, patches: Tensor, filters: int) -> tuple[Tenso
 
 
 def _zca(centred: Tensor, ridge: float) -> Tensor:
-    """U (Λ + ridge)^(−1/2) Uᵀ for the covariance UΛUᵀ of the rows (Bell and Sejnowski 1997)."""
+    """Return U (Λ + ridge)^(−1/2) Uᵀ for the covariance UΛUᵀ of the rows (Bell and Sejnowski 1997)."""
     covariance = centred.double().T @ centred.double() / len(centred)
     values, vectors = torch.linalg.eigh(covariance)
     return ((vectors * (values.clamp(min=0) + ridge).rsqrt()) @ vectors.T).float()

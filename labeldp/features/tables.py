@@ -1,4 +1,4 @@
-"""Tables to features: numbers standardised and binned, categories one-hot or hashed."""
+"""Turn tables into features: numbers standardised and binned, categories one-hot or hashed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Table:
     """How to encode a table (numeric (n, a), categorical (n, b)).
 
     A number becomes (x − mean) / spread; a missing one (NaN) becomes 0, and a column with missing numbers gets a second
-    one that says so. With `bins` it becomes one-hot as well, so that a linear head can learn any curve: a value more
+    one that marks it. With `bins` it becomes one-hot as well, so that a linear head can learn any curve: a value more
     frequent than one in `bins` has a bin to itself, the others share bins of about as many rows each. With `steps` it
     also becomes 0 or 1 for each of a few thresholds, x ≥ t: coarse, they are what can be learnt where noise is large.
 
@@ -41,7 +41,7 @@ class Table:
         buckets: places shared by all hashed columns.
         bins: of a numeric column; 0 for none.
         steps: thresholds of a numeric column, about one less than this; 0 for none.
-        scale: factor on standardised numbers; below 1 where bins and steps say the same.
+        scale: factor on standardised numbers; below 1 where bins and steps hold the same.
         clip: standardised numbers beyond this are cut down to it; None for no limit.
         dims: principal components kept; None keeps all coordinates.
         seed: of the hash, and of the components.
@@ -61,7 +61,7 @@ class Table:
     seed: int = 0
 
     def fit(self, inputs: Tables, device: torch.device | str | None = None) -> TableMap:
-        """Means, spreads and values of public rows."""
+        """Find means, spreads and values of public rows."""
         numeric, categorical = checked_table(inputs)
         place = torch.device(device or "cpu")
         buckets, most = checked_count("buckets", self.buckets), checked_count("one_hot", self.one_hot, low=0)
@@ -69,7 +69,8 @@ class Table:
         counts = np.maximum(present.sum(axis=0), 1)
         mean = np.where(present, numeric, 0).sum(axis=0) / counts
         spread = np.sqrt(np.where(present, (numeric - mean) ** 2, 0).sum(axis=0) / counts)
-        values = tuple(_values(column, most) for column in categorical.T)
+        found = (np.unique(column) for column in categorical.T)
+        values = tuple(unique if len(unique) <= most else None for unique in found)
         hashed = buckets if any(kept is None for kept in values) else 0
         edges, steps = (_all_edges(numeric, name, getattr(self, name)) for name in ("bins", "steps"))
         missing, limits = np.asarray(~present.all(axis=0)), _checked_limits(self.clip, self.scale)
@@ -118,7 +119,7 @@ class TableMap:
         return len(self.mean) + int(self.missing.sum()) + one_hot + self.buckets
 
     def features(self, inputs: Tables) -> Tensor:
-        """(n, dim)."""
+        """Return (n, dim)."""
         numeric, categorical = checked_table(inputs)
         if numeric.shape[1] != len(self.mean) or categorical.shape[1] != len(self.values):
             raise ValueError(
@@ -133,7 +134,7 @@ class TableMap:
         return result
 
     def standardised(self, numeric: np.ndarray) -> np.ndarray:
-        """(x − mean) / spread, 0 where missing, clipped and scaled, (n, a)."""
+        """Return (x − mean) / spread, 0 where missing, clipped and scaled, (n, a)."""
         inverse = np.divide(1.0, self.spread, out=np.zeros_like(self.spread), where=self.spread > 0)
         return np.clip(np.nan_to_num((numeric - self.mean) * inverse), -self.clip, self.clip) * self.scale
 
@@ -144,14 +145,15 @@ class TableMap:
         hashed = np.zeros((len(numeric), self.buckets))
         for number, (column, kept) in enumerate(zip(categorical.T, self.values, strict=True)):
             if kept is not None:
-                parts.append(_one_hot(column, kept, number))
+                check_alike(column, kept, number)
+                parts.append(column[:, None] == kept)
             else:
                 _add_hashed(hashed, column, number, self.seed)
         return np.concatenate([*parts, hashed], axis=1, dtype=np.float32)
 
 
 def bin_edges(values: np.ndarray, bins: int) -> np.ndarray:
-    """The first value of every bin but the lowest: at most about `bins` of them, none for a column without values.
+    """Return the first value of every bin but the lowest: about `bins` at most, none for a column without values.
 
     >>> bin_edges(np.array([0.0] * 6 + [1.0, 2.0, 3.0, 4.0]), 3)
     array([1., 3.])
@@ -161,14 +163,14 @@ def bin_edges(values: np.ndarray, bins: int) -> np.ndarray:
         return distinct[1:]
     heavy = counts > len(values) / bins
     light, free = np.where(heavy, 0, counts), max(1, bins - int(heavy.sum()))
-    # The middle of a value's rows among those of light values, in [0, 1), says which bin it falls into.
+    # The middle of a value's rows among those of light values, in [0, 1), decides which bin it falls into.
     middle = (np.cumsum(light) - light / 2) / max(int(light.sum()), 1)
     group = np.where(heavy, -1 - np.arange(len(distinct)), np.minimum(middle * free, free - 1).astype(np.int64))
     return distinct[1:][group[1:] != group[:-1]]
 
 
 def _binned(column: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """One-hot (n, len(edges) + 1); all zero for a missing number."""
+    """Return one-hot (n, len(edges) + 1); all zero for a missing number."""
     place = np.searchsorted(edges, column, side="right")
     return (place[:, None] == np.arange(len(edges) + 1)) & ~np.isnan(column)[:, None]
 
@@ -188,10 +190,10 @@ def _checked_limits(clip: float | None, scale: float) -> tuple[float, float]:
 
 
 def checked_table(inputs: Any) -> tuple[np.ndarray, np.ndarray]:
-    """float64 numbers and an array of categories with as many rows, or ValueError."""
+    """Return float64 numbers and an array of categories with as many rows, or raise ValueError."""
     if not isinstance(inputs, tuple | list) or len(inputs) != 2:
         raise ValueError("inputs is not a pair; give (numeric columns, categorical columns), either with no columns")
-    numeric, categorical = (_array(part) for part in inputs)
+    numeric, categorical = (part.cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in inputs)
     if numeric.ndim != 2 or categorical.ndim != 2 or len(numeric) != len(categorical):
         raise ValueError(
             f"numeric has shape {numeric.shape}, categorical {categorical.shape}; give (n, a) and (n, b) of the same n"
@@ -204,22 +206,8 @@ def checked_table(inputs: Any) -> tuple[np.ndarray, np.ndarray]:
     return numeric, categorical.astype(str) if categorical.dtype == object else categorical
 
 
-def _array(part: Array) -> np.ndarray:
-    return part.cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
-
-
-def _values(column: np.ndarray, most: int) -> np.ndarray | None:
-    values = np.unique(column)
-    return values if len(values) <= most else None
-
-
-def _one_hot(column: np.ndarray, values: np.ndarray, number: int) -> np.ndarray:
-    check_alike(column, values, number)
-    return column[:, None] == values
-
-
 def check_alike(column: np.ndarray, values: np.ndarray, number: int) -> None:
-    """ValueError where text stands in place of whole numbers, or the other way round."""
+    """Raise ValueError where text stands in place of whole numbers, or the other way round."""
     if (column.dtype.kind in "US") != (values.dtype.kind in "US"):
         raise ValueError(f"categorical column {number} is {column.dtype}, but the one fitted was {values.dtype}")
 
@@ -232,7 +220,7 @@ def _add_hashed(rows: np.ndarray, column: np.ndarray, number: int, seed: int) ->
 
 
 def hashed_places(values: np.ndarray, number: int, seed: int, buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """The place of each value of a column, and whether its sign is positive."""
+    """Return the place of each value of a column, and whether its sign is positive."""
     # Python's own hash differs between processes.
     digests = [hashlib.blake2b(f"{seed} {number} {value}".encode(), digest_size=8).digest() for value in values]
     codes = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
@@ -240,31 +228,28 @@ def hashed_places(values: np.ndarray, number: int, seed: int, buckets: int) -> t
 
 
 def _rotation(sample: Tensor, dims: int, seed: int) -> Scaling:
-    """Principal components of the columns as they are: zeros and ones are not scaled to like variance."""
+    """Find principal components of the columns as they are: zeros and ones are not scaled to like variance."""
     centred = Scaling(sample.mean(dim=0), torch.ones(sample.shape[1], device=sample.device))
     return Scaling(centred.mean, centred.inverse, principal_components(centred(sample), dims, seed=seed))
 
 
-# --- coded --------------------
-#
-# A table's features as a few numbers and cells per row, for tables whose features would not fit in memory.
-#
-# A number of `Table` becomes itself, one of its bins and some of its steps; a category one place. But all that its bins
-# and steps say is between which of their edges it lies: one cell. So a row of a columns of numbers and b of categories is
-# a numbers and a + b cells, however many features it has, and a linear map of its features is
-#
-#     x M = u M_u + Σ_j (E M)[cell_j],    E (cells, p) the features of each cell, u (a,) the standardised numbers.
-#
-# Ten million rows of 20 numbers and 3 categories take 1.6 GiB so, and 40 as features; a map to r directions takes
-# 2 r (2a + b) operations per row instead of 2 r p.
-
+# -- tables whose features would not fit in memory ---------------------------------------------------------------------
 
 _ROWS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, eq=False)
 class Coded:
-    """Rows of a table as numbers and cells.
+    """A table's features as a few numbers and cells per row, for tables whose features would not fit in memory.
+
+    A number of `Table` becomes itself, one of its bins and some of its steps; a category one place. But all that its
+    bins and steps show is between which of their edges it lies: one cell. So a row of a columns of numbers and b of
+    categories is a numbers and a + b cells, however many features it has, and a linear map of its features is
+
+        x M = u M_u + Σ_j (E M)[cell_j],    E (cells, p) the features of each cell, u (a,) the standardised numbers.
+
+    Ten million rows of 20 numbers and 3 categories take 1.6 GiB so, and 40 as features; a map to r directions takes
+    2 r (2a + b) operations per row instead of 2 r p.
 
     Args:
         numbers: standardised, clipped and scaled, (n, a), float32.
@@ -290,18 +275,18 @@ class Coded:
         return self.numbers.device
 
     def take(self, rows: Tensor) -> Coded:
-        """Some rows."""
+        """Return some rows."""
         return Coded(self.numbers[rows], self.cells[rows], self.features_of_cells)
 
     def features(self) -> Tensor:
-        """All features, (n, p): what `TableMap.features` gives."""
+        """Return all features, (n, p): what `TableMap.features` gives."""
         found = torch.empty(self.shape, device=self.numbers.device)
         for span, part in self.mapped(torch.eye(self.shape[1], device=self.numbers.device)):
             found[span] = part
         return found
 
     def mapped(self, matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Chunks of rows' features times a matrix (p, r): which rows, and (m, r)."""
+        """Yield chunks of rows' features times a matrix (p, r): which rows, and (m, r)."""
         direct = matrix[: self.numbers.shape[1]]
         table = self.features_of_cells @ matrix
         for start in range(0, len(self), _ROWS_AT_ONCE):
@@ -331,7 +316,7 @@ class Coder:
         self._starts = 1 + np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     def coded(self, parts: Iterable[Tables]) -> Coded:
-        """Rows that come in parts, in order."""
+        """Encode rows that come in parts, in order."""
         pairs = [self._coded(*checked_table(part)) for part in parts]
         numbers, cells = (torch.from_numpy(np.concatenate(part)) for part in zip(*pairs, strict=True))
         device = self._map.device
@@ -348,7 +333,7 @@ class Coder:
         return self._map.standardised(numeric).astype(np.float32), cells
 
     def _places(self, column: np.ndarray, number: int) -> np.ndarray:
-        """A category's cells, looked up once for each of its values."""
+        """Return a category's cells, found once for each of its values."""
         values, which = np.unique(column, return_inverse=True)
         kept, start = self._map.values[number], self._starts[len(self._cuts) + number]
         if kept is None:
@@ -359,7 +344,7 @@ class Coder:
         return np.where(kept[place] == values, start + place, 0)[which]
 
     def _features(self) -> np.ndarray:
-        """E, (cells, p), its columns in the order of `TableMap.features`."""
+        """Return E, (cells, p), its columns in the order of `TableMap.features`."""
         found, table = self._map, np.zeros((self._starts[-1], self._map.dim), dtype=np.float32)
         at = len(found.mean)
         for number in np.flatnonzero(found.missing):
@@ -384,6 +369,6 @@ class Coder:
         return table
 
     def _stretches(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The cells of a number that is there, and the least value in each."""
+        """Return the cells of a number that is there, and the least value in each."""
         cuts = self._cuts[number]
         return self._starts[number] + np.arange(len(cuts) + 1), np.concatenate([[-np.inf], cuts])

@@ -1,7 +1,7 @@
-"""The best bins for randomized response on real-valued labels, when the labels' distribution is known.
+"""Find the best bins for randomized response on real-valued labels, when the labels' distribution is known.
 
 Labels take m values v_1 < … < v_m with probabilities p. Randomized response on k bins, each with one output o_j,
-answers the label's own bin with probability e^ε/(e^ε + k − 1), so that its expected loss is, with q = e^{-ε},
+reports the label's own bin with probability e^ε/(e^ε + k − 1), so that its expected loss is, with q = e^{-ε},
 
     E ℓ = Σ_j cost(bin j) / (1 − q + k·q),   cost(bin) = min_o (1 − q)·Σ_{y in bin} p_y ℓ(o, y) + q·Σ_y p_y ℓ(o, y).
 
@@ -35,7 +35,7 @@ def optimal_bins(
     loss: Loss = "squared",
     candidates: npt.ArrayLike | None = None,
 ) -> tuple[Bins, FloatArray]:
-    """The bin of every level, (m,), and the output of every bin, (k,), of least expected loss.
+    """Return the bin of every level, (m,), and the output of every bin, (k,), of least expected loss.
 
     `histogram` is (m,), unnormalised; all zeros count as uniform. A callable loss takes (outputs, labels),
     broadcasts, and should be one where labels that prefer the larger of two outputs are the larger labels (any
@@ -51,9 +51,12 @@ def optimal_bins(
     (array([0, 1, 1, 1, 2, 2, 2, 2]), array([0.15, 1.3 , 5.7 ]))
     """
     weights, values, odds = _checked(histogram, grid_values, epsilon)
-    allowed = _checked_candidates(candidates, values, loss)
+    usual = None if loss == "squared" else values  # None is any real number
+    allowed = usual if candidates is None else _increasing("candidates", candidates)
     if odds == 0.0:
-        return np.arange(len(values)), _nearest(values, allowed, loss)
+        # Without privacy what is left to choose is the best output for every single label.
+        best = values.copy() if allowed is None else allowed[_losses(loss, allowed, values).argmin(axis=0)]
+        return np.arange(len(values)), best
     costs, outputs = (
         _squared_costs(weights, values, odds)
         if allowed is None
@@ -73,7 +76,7 @@ def expected_loss(
     outputs: npt.ArrayLike,
     loss: Loss = "squared",
 ) -> float:
-    """E ℓ(output of the answered bin, label) when labels follow the histogram.
+    """Return E ℓ(output of the reported bin, label) when labels follow the histogram.
 
     >>> expected_loss([1, 1], [0.0, 1.0], math.log(3), bins=[0, 1], outputs=[0.25, 0.75])
     0.1875
@@ -86,7 +89,7 @@ def expected_loss(
 
 
 def nearest_distribution(counts: npt.ArrayLike, total: float) -> FloatArray:
-    """The probabilities nearest to noisy counts of `total` rows: least squares over h ≥ 0, Σ h = total, over total.
+    """Return the probabilities nearest to noisy counts of `total` rows: least squares over h ≥ 0, Σ h = total.
 
     max(c − t, 0) with the threshold t that leaves `total` (Duchi et al. 2008). Clipping at 0 and normalising
     instead keeps the upper half of the noise of every empty cell, and with many cells that is most of the mass.
@@ -106,7 +109,7 @@ def nearest_distribution(counts: npt.ArrayLike, total: float) -> FloatArray:
 
 
 def _squared_costs(weights: FloatArray, values: FloatArray, odds: float) -> tuple[FloatArray, FloatArray]:
-    """Costs and outputs of the bins from i up to j, at [j, i]. The best output is a mean, in closed form."""
+    """Return costs and outputs of the bins from i up to j, at [j, i]. The best output is a mean, in closed form."""
     mean = float(weights @ values)
     apart = values - mean
     moments = [_spans(weights * apart**power) * (1.0 - odds) for power in range(3)]
@@ -116,13 +119,13 @@ def _squared_costs(weights: FloatArray, values: FloatArray, odds: float) -> tupl
 
 
 def _spans(terms: FloatArray) -> FloatArray:
-    """The sum of terms i … j − 1, at [j, i]."""
+    """Return the sum of terms i … j − 1, at [j, i]."""
     sums = np.concatenate([[0.0], np.cumsum(terms)])
     return np.subtract.outer(sums, sums)
 
 
 def _costs(losses: FloatArray, allowed: FloatArray, odds: float) -> tuple[FloatArray, FloatArray]:
-    """The same for any loss, p_y·ℓ(o, y) given as (candidates, m): the best candidate is searched for."""
+    """Return the same for any loss, p_y·ℓ(o, y) given as (candidates, m): the best candidate is searched for."""
     sums = np.zeros((losses.shape[1] + 1, len(allowed)))
     np.cumsum(losses.T, axis=0, out=sums[1:])
     everywhere = odds * sums[-1]
@@ -138,7 +141,7 @@ def _costs(losses: FloatArray, allowed: FloatArray, odds: float) -> tuple[FloatA
 
 
 def _losses(loss: Loss, outputs: FloatArray, values: FloatArray) -> FloatArray:
-    """ℓ(output, label), (outputs, m)."""
+    """Return ℓ(output, label), (outputs, m)."""
     o, y = outputs[:, None], values[None, :]
     if callable(loss):
         table = np.broadcast_to(np.asarray(loss(o, y), dtype=np.float64), (len(outputs), len(values)))
@@ -150,16 +153,11 @@ def _losses(loss: Loss, outputs: FloatArray, values: FloatArray) -> FloatArray:
     return (o - y) ** 2 if loss == "squared" else np.abs(o - y)
 
 
-def _nearest(values: FloatArray, allowed: FloatArray | None, loss: Loss) -> FloatArray:
-    """The best output for every single label: what is left to choose without privacy."""
-    return values.copy() if allowed is None else allowed[_losses(loss, allowed, values).argmin(axis=0)]
-
-
 # -- the partition ------------------------------------------------------------------------------------------
 
 
 def _best_ends(costs: FloatArray, odds: float) -> npt.NDArray[np.int64]:
-    """0 = e_0 < … < e_k = m, the ends of the bins of least Σ cost / (1 − q + k·q); one bin unless more is better."""
+    """Return the ends 0 = e_0 < … < e_k = m of the bins of least Σ cost / (1 − q + k·q), one bin unless more pay."""
     ends = np.array([0, len(costs) - 1])
     while True:
         ratio = _ratio(costs, ends, odds)
@@ -174,7 +172,7 @@ def _ratio(costs: FloatArray, ends: npt.NDArray[np.int64], odds: float) -> float
 
 
 def _shortest_path(costs: FloatArray, rebate: float) -> npt.NDArray[np.int64]:
-    """The partition of least Σ (cost − rebate), as its ends."""
+    """Return the partition of least Σ (cost − rebate), as its ends."""
     length, before = np.zeros(len(costs)), np.zeros(len(costs), dtype=np.int64)
     for end in range(1, len(costs)):
         through = length[:end] + costs[end, :end]
@@ -187,7 +185,7 @@ def _shortest_path(costs: FloatArray, rebate: float) -> npt.NDArray[np.int64]:
 
 
 def _preferred(bins: Bins, outputs: FloatArray, values: FloatArray, loss: Loss) -> tuple[Bins, FloatArray]:
-    """Every level in the bin whose output it prefers: no worse, and it places the levels of probability 0."""
+    """Put every level in the bin whose output it prefers: no worse, and it places the levels of probability 0."""
     distinct = np.unique(outputs)
     preferred = _losses(loss, distinct, values).argmin(axis=0)
     if (np.diff(preferred) < 0).any():
@@ -203,7 +201,7 @@ def _preferred(bins: Bins, outputs: FloatArray, values: FloatArray, loss: Loss) 
 def _checked(
     histogram: npt.ArrayLike, grid_values: npt.ArrayLike, epsilon: float
 ) -> tuple[FloatArray, FloatArray, float]:
-    """Probabilities, label values and e^{-ε}."""
+    """Return probabilities, label values and e^{-ε}."""
     if not epsilon >= 0:
         raise ValueError(f"epsilon is {epsilon!r}; give a number of at least 0 (math.inf for no privacy)")
     values = _increasing("grid_values", grid_values)
@@ -216,13 +214,6 @@ def _checked(
     total = weights.sum()
     uniform = np.full(len(values), 1.0 / len(values))
     return (weights / total if total > 0 else uniform), values, math.exp(-epsilon)
-
-
-def _checked_candidates(candidates: npt.ArrayLike | None, values: FloatArray, loss: Loss) -> FloatArray | None:
-    """The outputs to choose from; None for all real numbers."""
-    if candidates is not None:
-        return _increasing("candidates", candidates)
-    return None if loss == "squared" else values
 
 
 def _increasing(name: str, numbers: npt.ArrayLike) -> FloatArray:

@@ -1,12 +1,17 @@
-"""Private answers as training targets: posterior, forward-corrected and debiased losses.
+"""Turn private responses into training targets: posterior, forward-corrected and debiased losses, weighted labels.
 
-All three are written once for every randomizer, from the evidence log P(answer | class), (n, K), and from the
+All are written once for every randomizer, from the evidence log P(response | class), (n, K), and from the
 linear estimate of the one-hot label that the randomizer states. Move both to the training device once and
 index them there.
 
 Which one? `forward_loss` is the likelihood of what was really seen: bounded, handles every randomizer, and is the
 default. `debiased_loss` has the right expectation but is unbounded below. `posterior` gives soft labels for any
 other loss, given a prior.
+
+An objective is a function from logits and row numbers to one loss per row: built once from a release, it keeps its
+tensors on the device, and is called with the rows of a batch. `Labels` are for methods that learn from labels which
+only some rows have, or which are only sometimes right (`fixmatch`, `co_refine`). All is made of releases and holds no
+true label.
 """
 
 from __future__ import annotations
@@ -23,27 +28,29 @@ from torch.nn.functional import cross_entropy, log_softmax, one_hot
 from labeldp.models.zoo import checked_count
 from labeldp.releases import NoisyLabels
 
+Device = torch.device | str
+# Logits (b, K) of the rows numbered (b,) → losses (b,).
+Objective = Callable[[Tensor, Tensor], Tensor]
 
-def evidence(noisy: NoisyLabels, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
-    """log P(answer | class) of every row, (n, K). Impossible classes become the lowest finite number."""
+
+def evidence(noisy: NoisyLabels, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return log P(response | class) of every row, (n, K). Impossible classes become the lowest finite number."""
     matrix = torch.from_numpy(noisy.log_likelihood()).to(device=device, dtype=dtype)
     # A finite floor instead of −∞: 0 · (−∞) is not a number, and a gradient of it is not either.
     return matrix.clamp_min(torch.finfo(dtype).min / 4)
 
 
-def unbiased_labels(
-    noisy: NoisyLabels, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """z with E[z | y] = onehot(y), (n, K), for `debiased_loss`. Zero on rows that carry no information.
+def unbiased_labels(noisy: NoisyLabels, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return z with E[z | y] = onehot(y), (n, K), for `debiased_loss`; zero on rows that carry no information.
 
-    For answers restricted to a set of k < K classes no such z exists; there E[z | y] = onehot(y) for labels
+    For responses restricted to a set of k < K classes no such z exists; there E[z | y] = onehot(y) for labels
     inside the set and the uniform vector on the set for labels outside it.
     """
     return torch.from_numpy(noisy.unbiased()).to(device=device, dtype=dtype)
 
 
 def posterior(log_evidence: Tensor, log_prior: Tensor | None = None) -> Tensor:
-    """P(class | answer) ∝ prior(class) · P(answer | class), (n, K). Uniform prior when none is given.
+    """Return P(class | response) ∝ prior(class) · P(response | class), (n, K). Uniform prior when none is given.
 
     With the current model's log-probabilities as prior this is ALIBI's Bayesian step (Malek et al. 2021);
     rows without information return the prior.
@@ -55,10 +62,10 @@ def posterior(log_evidence: Tensor, log_prior: Tensor | None = None) -> Tensor:
 
 
 def forward_loss(logits: Tensor, log_evidence: Tensor) -> Tensor:
-    """−log Σ_c softmax(logits)_c · P(answer | c), per row, (n,).
+    """Return −log Σ_c softmax(logits)_c · P(response | c), per row, (n,).
 
-    The exact negative log-likelihood of the private answer under the model ("forward correction", Patrini et
-    al. 2017, with a transition law that is known instead of estimated). Bounded below by −max_c log P(answer | c);
+    The exact negative log-likelihood of the response under the model ("forward correction", Patrini et al. 2017, with
+    a transition matrix that is known instead of estimated). Bounded below by −max_c log P(response | c);
     constant, so without gradient, on rows that carry no information.
 
     >>> forward_loss(torch.zeros(1, 2), torch.log(torch.tensor([[0.25, 0.75]])))
@@ -68,60 +75,52 @@ def forward_loss(logits: Tensor, log_evidence: Tensor) -> Tensor:
 
 
 def debiased_loss(logits: Tensor, unbiased: Tensor) -> Tensor:
-    """Σ_c z_c · ℓ(logits, c) with ℓ the cross-entropy and E[z] = onehot(y), per row, (n,).
+    """Return Σ_c z_c · ℓ(logits, c) with ℓ the cross-entropy and E[z] = onehot(y), per row, (n,).
 
     For randomized response this is (ℓ(ỹ) − p Σ_c ℓ(c)) / (1 − K p) with p = 1 / (e^ε + K − 1) (Ghazi et al. 2021,
-    LP-RR-SGD); its expectation over the private answers is the loss on the true labels. Unbounded below, because
+    LP-RR-SGD); its expectation over the responses is the loss on the true labels. Unbounded below, because
     some z are negative: regularise, or prefer `forward_loss`. Rows without information weigh nothing.
     """
     return -(unbiased * log_softmax(logits, dim=-1)).sum(dim=-1)
 
 
-# --- objectives --------------------
-#
-# What to minimise: functions from logits and row numbers to one loss per row.
-#
-# Each is built once from a release, keeps its tensors on the device, and is called with the rows of a batch.
-
-
-# Logits (b, K) of the rows numbered (b,) → losses (b,).
-Objective = Callable[[Tensor, Tensor], Tensor]
+# -- objectives -------------------------------------------------------------------------------------------------------
 
 
 def on_classes(classes: Tensor) -> Objective:
-    """Cross-entropy with one class per row, (n,): private answers taken at their word."""
+    """Return the cross-entropy with one class per row, (n,): private responses taken at their word."""
     return lambda logits, rows: cross_entropy(logits, classes[rows], reduction="none")
 
 
-def on_responses(noisy: NoisyLabels, device: torch.device | str = "cpu") -> Objective:
-    """Cross-entropy with the private answers taken at their word (rely on mixup or few epochs against the noise)."""
+def on_responses(noisy: NoisyLabels, device: Device = "cpu") -> Objective:
+    """Return the cross-entropy with responses taken at their word (mixup or few epochs help against the noise)."""
     return on_classes(torch.from_numpy(noisy.hard()).to(device))
 
 
 def on_values(values: Tensor, loss: str = "squared") -> Objective:
-    """Squared or absolute error of one number per row, (n,)."""
+    """Return the squared or absolute error of one number per row, (n,)."""
     if loss not in {"squared", "absolute"}:
         raise ValueError(f"loss={loss!r} is not known; give 'squared' or 'absolute'")
     power = 2 if loss == "squared" else 1
     return lambda outputs, rows: (outputs.squeeze(-1) - values[rows]).abs() ** power
 
 
-def forward_corrected(noisy: NoisyLabels, device: torch.device | str = "cpu") -> Objective:
-    """The likelihood of the private answers; see `targets.forward_loss`."""
+def forward_corrected(noisy: NoisyLabels, device: Device = "cpu") -> Objective:
+    """Return the negative log-likelihood of the responses; see `forward_loss`."""
     seen = evidence(noisy, device)
     return lambda logits, rows: forward_loss(logits, seen[rows])
 
 
-def debiased(noisy: NoisyLabels, device: torch.device | str = "cpu") -> Objective:
-    """Unbiased for the loss on true labels; see `targets.debiased_loss`."""
+def debiased(noisy: NoisyLabels, device: Device = "cpu") -> Objective:
+    """Return an unbiased estimate of the loss on true labels; see `debiased_loss`."""
     weights = unbiased_labels(noisy, device)
     return lambda logits, rows: debiased_loss(logits, weights[rows])
 
 
-def self_posterior(noisy: NoisyLabels, device: torch.device | str = "cpu") -> Objective:
-    """Cross-entropy with the posterior of the answers under the model's own current prediction as prior.
+def self_posterior(noisy: NoisyLabels, device: Device = "cpu") -> Objective:
+    """Return the cross-entropy with the posterior of the responses under the model's own current prediction as prior.
 
-    ALIBI's step (Malek et al. 2021): t = softmax(log P(answer | ·) + log p_model), held fixed for the gradient.
+    ALIBI's step (Malek et al. 2021): t = softmax(log P(response | ·) + log p_model), held fixed for the gradient.
     """
     seen = evidence(noisy, device)
 
@@ -133,16 +132,7 @@ def self_posterior(noisy: NoisyLabels, device: torch.device | str = "cpu") -> Ob
     return loss
 
 
-# --- semisupervised --------------------
-#
-# Learning from labels that only some rows have, or that are only sometimes right; all rows' features are public.
-#
-# `fixmatch` trusts the labels it is given and guesses the others (`labeldp.learning.fixmatch`); `co_refine` asks two
-# networks in turn which labels to believe (`labeldp.learning.dividemix`). `Labels` is what both learn from: private
-# answers of any kind, with a weight of 0 where a row has none. It is made of releases and holds no true label.
-
-
-Device = torch.device | str
+# -- labels of some rows ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +140,8 @@ class Labels:
     """What is believed of each row's class, and how much it counts.
 
     Args:
-        targets: (n, K) class probabilities; one-hot for an answer taken at its word.
-        weights: (n,) at least 0; 0 for a row without a label, whose targets are not looked at.
+        targets: (n, K) class probabilities; one-hot for a response taken at its word.
+        weights: (n,) at least 0; 0 for a row without a label, whose targets are not used.
     """
 
     targets: Tensor
@@ -171,29 +161,29 @@ class Labels:
         return self.targets.shape[1]
 
     def rows(self) -> Tensor:
-        """The rows that have a label; asks the device, so not for inner loops."""
+        """Return the rows that have a label; waits for the device, so not for inner loops."""
         return self.weights.nonzero().squeeze(1)
 
     def objective(self) -> Objective:
-        """w_i · CE(target_i, softmax(logits)), the weights brought to mean 1 over the labelled rows."""
+        """Return w_i · CE(target_i, softmax(logits)), the weights brought to mean 1 over the labelled rows."""
         known = (self.weights > 0).sum().clamp_min(1)
         scaled = self.weights * (known / self.weights.sum().clamp_min(1e-12))
         return lambda logits, rows: -scaled[rows] * (self.targets[rows] * log_softmax(logits, dim=-1)).sum(dim=-1)
 
     def only(self, kept: Tensor) -> Labels:
-        """The same without the labels of rows where `kept`, (n,), is false."""
+        """Return the same without the labels of rows where `kept`, (n,), is false."""
         return Labels(self.targets, torch.where(kept, self.weights, 0.0))
 
 
 def from_responses(noisy: NoisyLabels, device: Device = "cpu") -> Labels:
-    """Private answers taken at their word; rows whose answer says nothing have no label."""
+    """Take responses at their word; rows whose response carries no information have no label."""
     classes = torch.from_numpy(noisy.hard()).to(device)
     weights = torch.from_numpy(noisy.informative()).to(device, torch.float32)
     return Labels(one_hot(classes, noisy.num_classes).float(), weights)
 
 
 def from_classes(classes: npt.ArrayLike | Tensor, num_classes: int, device: Device = "cpu") -> Labels:
-    """One released class per row, −1 where there is none: votes that were not answered, clusters without a winner.
+    """Take one released class per row, −1 where there is none: unanswered votes, clusters without a winner.
 
     >>> from_classes([1, -1, 0], 2).weights
     tensor([1., 0., 1.])
@@ -207,7 +197,7 @@ def from_classes(classes: npt.ArrayLike | Tensor, num_classes: int, device: Devi
 def on_rows(
     rows: npt.ArrayLike, classes: npt.ArrayLike, num_rows: int, num_classes: int, device: Device = "cpu"
 ) -> Labels:
-    """Released classes of these rows, as a teacher vote answers some of its queries; the other rows have none.
+    """Take released classes of these rows, such as the answered queries of a vote; the other rows have none.
 
     >>> on_rows([3, 0], [1, 0], num_rows=4, num_classes=2).weights
     tensor([1., 0., 0., 1.])
@@ -225,7 +215,7 @@ def on_rows(
 
 
 def most_confident(probabilities: Tensor, per_class: int) -> Labels:
-    """The `per_class` surest rows of every predicted class, labelled with it; every class counts alike.
+    """Label the `per_class` most confident rows of every predicted class with it; every class counts alike.
 
     Class by class, or the easy classes would crowd out the rest. A teacher's confident labels are nearly always right,
     but they are of easy rows: what a student learns beyond them comes from the rows without a label.
@@ -248,7 +238,7 @@ def most_confident(probabilities: Tensor, per_class: int) -> Labels:
 
 
 def as_labels(private: NoisyLabels | Labels, rows: int, device: Device) -> Labels:
-    """Answers at their word, or labels as they are, on the device; ValueError unless they are of so many rows."""
+    """Return responses at their word, or labels as they are, on the device; refuse another number of rows."""
     if len(private) != rows:
         raise ValueError(f"there are {len(private)} private labels for {rows} inputs; give one for each")
     if isinstance(private, NoisyLabels):

@@ -1,12 +1,15 @@
-"""Heads from a noisy moment and the features of all rows: ridge, softmax regression, projection onto what is possible.
+"""Turn a noisy moment and public features into a linear head with honest probabilities: ridge and softmax regression.
 
-Every head is a function (noisy, features, gram, *, constant=None) → weights (K, d).
+Least squares for the one-hot label on features φ (Gram matrix G = Σ φφᵀ) is W = S G^{-1} with the label-feature moment
+S = Σ onehot(y) ⊗ φ. Only S is private, and in the eigenbasis of G its noise is white, so that each direction can be
+shrunk by itself, by noise that is known exactly. All of it is post-processing of `NoisyMoments` with public features;
+no choice here needs a true label. Every head is a function (noisy, features, gram, *, constant=None) → weights (K, d).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,20 +20,23 @@ from torch import Generator, Tensor
 from labeldp.learning.projections import project_to_simplex
 from labeldp.releases import NoisyMoments
 
-# --- moments --------------------
-#
-# From a noisy moment to a linear head: ridge regression whose shrinkage comes from the noise, which is known exactly.
-#
-# All of it is post-processing of `NoisyMoments` with public features; no choice here needs a true label. Least squares
-# for the one-hot label on features φ (Gram matrix G = Σ φφᵀ) is W = S G^{-1} with the moment S = Σ onehot(y) ⊗ φ. Only S
-# is private, and in the eigenbasis of G its noise is white, so each direction can be shrunk by itself.
-
-
 # Directions in which the features hardly vary: their share of the largest eigenvalue is rounding.
 _FLAT = 1e-9
 _LARGEST_EXPONENT = 4.0
 # Points per axis of the grid on which the likelihood is maximised.
 _GRID = 15
+# Logits held at once, in floats: 4 MB stay near a CPU's cache, 256 MB keep a GPU busy.
+_CPU_CELLS, _GPU_CELLS = 1 << 20, 1 << 26
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-3, 1e4
+# Halvings of the interval of its logarithm: what is left is a millionth.
+_HALVINGS = 24
+# How far the scale of clusters may be from that of real classes at the least, and where one clustering is all there is.
+_LEAST_SPREAD, _UNKNOWN_SPREAD = 0.2, 0.5
+# Scores whose softmax is evaluated: the sum over all rows is needed to a per cent only.
+_CELLS = 1 << 16
+_SCALES = 97
+# Between which `scale_by_responses` searches, a step of it being six per cent.
+_SOFTEST, _SHARPEST = 0.05, 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,185 +52,8 @@ class Axes:
     vectors: Tensor
 
     def inverse(self) -> Tensor:
-        """1/λ_j, and 0 where λ_j is 0, (d,)."""
+        """Return 1/λ_j, and 0 where λ_j is 0, (d,)."""
         return torch.where(self.values > 0, 1.0 / self.values.clamp_min(1e-300), 0.0)
-
-
-def eigenbasis(gram: Tensor | Axes) -> Axes:
-    """Eigenvalues and eigenvectors of Φ'Φ; values that are only rounding become zero. An eigenbasis is kept as it is.
-
-    One eigendecomposition, (d, d) in float64: seconds for d = 10³ on a CPU, minutes for 10⁴ (seconds on a GPU).
-    """
-    if isinstance(gram, Axes):
-        return gram
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not math.isfinite(float(gram.sum())):
-        raise ValueError(f"gram has shape {tuple(gram.shape)} or is not finite; give Φ'Φ, (d, d), of finite features")
-    values, vectors = torch.linalg.eigh(gram.double())
-    values, vectors = values.flip(0), vectors.flip(1)
-    return Axes(torch.where(values > _FLAT * values[0].clamp_min(0.0), values, 0.0), vectors)
-
-
-@dataclass(frozen=True, eq=False)
-class Shrinkage:
-    """The noisy moment in the eigenbasis of the Gram matrix, and how much of it is signal.
-
-    Args:
-        axes: the eigenbasis.
-        shares: estimated share π_k of each class, (K,).
-        contrasts: S̃ − π ⊗ total in the eigenbasis, (K, d).
-        signal: estimated variance v_j of the true contrasts, per class, (d,).
-        noise: their error's variance u_j, (d,): that of the added noise, and λ_j/K of random labels given the features.
-        exponent: a of the law v_j ∝ λ_j^a.
-    """
-
-    axes: Axes
-    shares: Tensor
-    contrasts: Tensor
-    signal: Tensor
-    noise: Tensor
-    exponent: float
-
-    @property
-    def factors(self) -> Tensor:
-        """v/(v + u): what is kept of each direction, (d,)."""
-        return self.signal / (self.signal + self.noise).clamp_min(torch.finfo(self.signal.dtype).tiny)
-
-
-def ridge(
-    noisy: NoisyMoments,
-    gram: Tensor | Axes,
-    *,
-    value: Tensor | None = None,
-    noise_std: float | None = None,
-    constant: int | None = None,
-) -> Tensor:
-    """Least squares on the noisy moment, each eigen-direction shrunk by its own signal-to-noise ratio; weights (K, d).
-
-    W = π ⊗ G^{-1}t + Σ_j f_j·c_j ⊗ u_j/λ_j with the public total t, the contrasts c of S̃ − π ⊗ t in the eigenbasis
-    (λ_j, u_j) of G, and f_j = v_j/(v_j + noise_j). The signal's variance follows a power law in the eigenvalue,
-    v_j = c·λ_j^a, whose two numbers maximise the likelihood of the noisy moment (empirical Bayes; Efron and Morris
-    1973): the noise is known, so what is more than noise is signal. Plain ridge has f_j = λ_j/(λ_j + ρ), whatever the
-    noise.
-
-    A row φ is given the class with the largest Wφ. Memory and time are those of one `eigenbasis`.
-
-    Args:
-        noisy: the moment.
-        gram: Φ'Φ of the same features, (d, d), or its `eigenbasis`, on the device where the work is to be done.
-        value, noise_std: a better estimate of the moment than `noisy.value`, and the noise left in it (see `hull`).
-        constant: the column whose moment tells how many rows each class has; None takes the classes as equally large.
-
-    >>> import numpy as np
-    >>> sums = np.array([[4.0, 0.0], [0.0, 2.0]])
-    >>> exact = NoisyMoments(sums, sums.sum(axis=0), 6, "none", noise_std=0.0, radius=1.0)
-    >>> ridge(exact, torch.diag(torch.tensor([4.0, 2.0]))).argmax(dim=1)
-    tensor([0, 1])
-    """
-    found = shrinkage(noisy, gram, value=value, noise_std=noise_std, constant=constant)
-    inverse = found.axes.inverse()
-    total = as_tensor(noisy.total, inverse) @ found.axes.vectors
-    rotated = found.shares[:, None] * (total * inverse) + found.contrasts * (found.factors * inverse)
-    return (rotated @ found.axes.vectors.T).float()
-
-
-def shrinkage(
-    noisy: NoisyMoments,
-    gram: Tensor | Axes,
-    *,
-    value: Tensor | None = None,
-    noise_std: float | None = None,
-    constant: int | None = None,
-) -> Shrinkage:
-    """How much of the noisy moment is signal, by direction; see `ridge`."""
-    std = noisy.noise_std if noise_std is None else noise_std
-    axes = eigenbasis(gram)
-    moment = as_tensor(noisy.value, axes.values) if value is None else value.to(axes.values)
-    _check(noisy, axes, moment)
-    total = as_tensor(noisy.total, axes.values)
-    shares = class_shares(moment, total, std, constant)
-    contrasts = (moment - shares[:, None] * total) @ axes.vectors
-    spread = float((shares * (1 - shares)).sum()) / max(noisy.num_classes - 1, 1)
-    noise = std**2 + spread * axes.values
-    power = contrasts.square().sum(dim=0) / max(noisy.num_classes - 1, 1)
-    signal, exponent = power_law(power, axes.values, noise)
-    return Shrinkage(axes, shares, contrasts, signal, noise, exponent)
-
-
-def class_shares(moment: Tensor, total: Tensor, noise_std: float, constant: int | None = None) -> Tensor:
-    """Share of the rows in each class, (K,), from the moment of a constant feature; equal where there is none.
-
-    π̃_k = S̃_k/Σ_i φ_i has noise of a known deviation; it is shrunk towards 1/K by what its spread exceeds that noise,
-    and brought into the simplex.
-    """
-    classes = len(moment)
-    equal = torch.full((classes,), 1.0 / classes, dtype=torch.float64, device=moment.device)
-    if constant is None or classes == 1:
-        return equal
-    weight = total[constant]
-    offset = moment[:, constant] / weight - equal
-    noise = (noise_std / weight).square()
-    signal = (offset.square().sum() / (classes - 1) - noise).clamp_min(0.0)
-    return project_to_simplex(equal + offset * (signal / (signal + noise).clamp_min(1e-300)))
-
-
-def power_law(power: Tensor, values: Tensor, noise: Tensor) -> tuple[Tensor, float]:
-    """Signal variance v_j = c·λ_j^a that makes squares `power` with mean v_j + noise_j likeliest, (d,), and a.
-
-    Gaussian likelihood: −Σ_j log(v_j + u_j) + power_j/(v_j + u_j), over 0 ≤ a ≤ 4 and all c, by a grid that is refined
-    five times, for groups of directions with neighbouring λ_j where there are many. Zero where λ_j is zero.
-    """
-    used = values > 0
-    scale = torch.where(used, values / values[0].clamp_min(1e-300), 1.0).log()
-    counts, *sums = _grouped(torch.stack((used.to(scale), power * used, scale * used, noise * used)))
-    level, exponent = _likeliest(counts, *(part / counts.clamp_min(1.0) for part in sums))
-    return torch.exp(level + exponent * scale) * used, float(exponent)
-
-
-def _likeliest(counts: Tensor, power: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """log c and a, from the means over groups of directions."""
-    largest = (power * (counts > 0)).amax().clamp_min(1e-300).log()
-    grid = torch.linspace(-1, 1, _GRID, dtype=scale.dtype, device=scale.device)
-    # A signal of a millionth of the largest entry cannot be told from none.
-    centre, reach = torch.stack((torch.full_like(largest, 2.0), largest - 5.5)), scale.new_tensor([2.0, 8.5])
-    for _ in range(6):
-        exponents = (centre[0] + reach[0] * grid).clamp(0.0, _LARGEST_EXPONENT)
-        levels = centre[1] + reach[1] * grid
-        # A variance of nothing has no logarithm, and groups without directions do not count.
-        variance = (torch.exp(levels[:, None] + exponents[:, None, None] * scale) + noise).clamp_min(1e-300)
-        fit = -((variance.log() + power / variance) * counts).sum(dim=-1)
-        place = fit.argmax()
-        centre = torch.stack((exponents[place // _GRID], levels[place % _GRID]))
-        # Not faster: the two go together, and the best point of a coarse grid can lie along the valley.
-        reach = reach * 0.45
-    return centre[1], centre[0]
-
-
-def _grouped(columns: Tensor) -> Tensor:
-    """Sums over groups of neighbouring columns, (m, d) → (m, groups): the first 32 each alone, then sixteen to a
-    doubling."""
-    width = columns.shape[1]
-    edges = sorted({*range(min(width, 32) + 1), *(round(32 * 2 ** (k / 16)) for k in range(1, 480)), width})
-    edges = torch.tensor([edge for edge in edges if edge <= width], device=columns.device)
-    summed = torch.nn.functional.pad(columns.cumsum(dim=1), (1, 0))
-    return summed[:, edges].diff(dim=1)
-
-
-def as_tensor(array: object, like: Tensor) -> Tensor:
-    """A copy in the type and on the device of another tensor."""
-    return torch.tensor(array, dtype=like.dtype, device=like.device)
-
-
-def _check(noisy: NoisyMoments, axes: Axes, moment: Tensor) -> None:
-    width = noisy.value.shape[1]
-    if len(axes.values) != width:
-        raise ValueError(f"gram has {len(axes.values)} rows; the moment has {width} features: give ({width}, {width})")
-    if moment.shape != noisy.value.shape:
-        raise ValueError(f"value has shape {tuple(moment.shape)}; the moment has {noisy.value.shape}")
-
-
-# Logits held at once, in floats: 4 MB stay near a CPU's cache, 256 MB keep a GPU busy.
-_CPU_CELLS, _GPU_CELLS = 1 << 20, 1 << 26
-_CHECK_EVERY = 10
 
 
 class Head(Protocol):
@@ -233,24 +62,14 @@ class Head(Protocol):
     def __call__(
         self, noisy: NoisyMoments, features: Tensor, gram: Tensor | Axes, *, constant: int | None = None
     ) -> Tensor:
-        """Weights (K, d) for the same features as the moment was made of."""
+        """Return weights (K, d) for the same features as the moment was made of."""
         ...
 
 
 def ridge_head(noisy: NoisyMoments, features: Tensor, gram: Tensor | Axes, *, constant: int | None = None) -> Tensor:
-    """`ridge`, which needs no features but their Gram matrix: the best head where noise is large."""
+    """Return the weights of `ridge`, which needs no features but their Gram matrix: the best where noise is large."""
     _check_rows(noisy, features)
     return ridge(noisy, gram, constant=constant)
-
-
-def hull_head(noisy: NoisyMoments, features: Tensor, gram: Tensor | Axes, *, constant: int | None = None) -> Tensor:
-    """`ridge` on the moment's projection onto the `hull`, with the noise that is left."""
-    axes = eigenbasis(gram)
-    nearest = hull(noisy, features, axes)
-    return ridge(noisy, axes, value=nearest.value, noise_std=nearest.noise_std, constant=constant)
-
-
-# -- softmax regression ---------------------------------------------------------------------------------------
 
 
 def softmax_head(
@@ -262,7 +81,7 @@ def softmax_head(
     strength: float = 3.0,
     steps: int = 50,
 ) -> Tensor:
-    """Softmax regression with the noisy moment in place of the labels; weights (K, d).
+    """Return weights (K, d): softmax regression with the noisy moment in place of the labels.
 
     min over W of Σ_i lse(Wφ_i) − ⟨W, S̃⟩ + ½ Σ_j ρ_j |w_j|², w_j the part of W along eigenvector j of the Gram matrix.
     With the true S this is the penalised log-likelihood, exactly: the labels enter through S alone. The penalty follows
@@ -271,7 +90,7 @@ def softmax_head(
     with the signal's variance v_j as in `ridge`. Where rows are confidently classified the curvature is smaller than
     c_j, about a third of it in our measurements; `strength` is that factor.
 
-    Better than `ridge` where noise is small; worse where it is large, because a saturated softmax answers noise with
+    Better than `ridge` where noise is small; worse where it is large, because a saturated softmax follows noise with
     large weights. Which of the two: `labeldp.learning.tuning`.
 
     Solved by L-BFGS (Liu and Nocedal 1989) in the eigenbasis, scaled by the curvature, over all rows at every step.
@@ -294,7 +113,8 @@ def softmax_head(
     _check_rows(noisy, features)
     found = shrinkage(noisy, gram, constant=constant)
     curvature = found.axes.values / noisy.num_classes
-    penalty = strength * found.noise * _over(curvature, found.signal)
+    over_signal = torch.where(found.signal > 0, curvature / found.signal.clamp_min(1e-300), 0.0)
+    penalty = strength * found.noise * over_signal
     # Directions without signal or without features get no weight.
     scale = torch.where(found.signal * curvature > 0, (curvature + penalty).rsqrt(), 0.0)
     turn = (found.axes.vectors * scale).to(features)
@@ -303,11 +123,6 @@ def softmax_head(
     # In units of the rows: the optimiser's tolerances are then about one row's gradient.
     problem = _Softmax(features, moment, turn, penalty, 1.0 / max(noisy.num_rows, 1))
     return problem.solve(torch.zeros_like(moment), steps) @ turn.T
-
-
-def _over(curvature: Tensor, signal: Tensor) -> Tensor:
-    """c/v, and 0 where nothing is left of either."""
-    return torch.where(signal > 0, curvature / signal.clamp_min(1e-300), 0.0)
 
 
 class _Softmax:
@@ -330,7 +145,7 @@ class _Softmax:
             value, weights.grad = self.value_and_slope(weights.detach())
             return value
 
-        # The line search asks for the value as a number: a few waits per step, each of which reads all rows.
+        # The line search needs the value as a number: a few waits per step, each of which reads all rows.
         optimizer.step(closure)
         return weights.detach()
 
@@ -338,109 +153,13 @@ class _Softmax:
         plain = weights @ self.turn.T
         value = 0.5 * (self.penalty * weights.square()).sum() - (plain * self.moment).sum()
         slope = -self.moment.clone()
-        for rows in _chunks(self.features, len(weights)):
+        cells = _GPU_CELLS if self.features.is_cuda else _CPU_CELLS
+        for rows in self.features.split(max(1, cells // len(weights))):
             logits = rows @ plain.T
             top = torch.logsumexp(logits, dim=1, keepdim=True)
             value = value + top.sum()
             slope.addmm_((logits - top).exp_().T, rows)
         return value * self.scale, (slope @ self.turn + self.penalty * weights) * self.scale
-
-
-# -- the hull of all rows -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Hull:
-    """The nearest moment that some labels could have, and how near to the nearest it surely is.
-
-    Args:
-        value: Σ_i α_i ⊗ φ_i with every α_i in the simplex, (K, d) in float64.
-        noise_std: deviation of the noise that is left, for `ridge`: s·√(1 − |S̃ − value|²/E|noise|²).
-        gap: the duality gap, in units of the objective ½|S̃ − value|².
-        steps: how many were taken.
-        labels: α, (n, K), the soft labels that give it.
-    """
-
-    value: Tensor
-    noise_std: float
-    gap: float
-    steps: int
-    labels: Tensor
-
-
-def hull(
-    noisy: NoisyMoments,
-    features: Tensor,
-    gram: Tensor | Axes,
-    *,
-    tolerance: float = 0.01,
-    most: int = 500,
-) -> Hull:
-    """The nearest point to the noisy moment in {Σ_i α_i ⊗ φ_i : α_i in the simplex}, over all rows.
-
-    The true moment lies in that set, with α_i = onehot(y_i), whatever the labels; noise has no reason to. Projecting
-    onto a convex set that holds the truth never takes the estimate further from it. Accelerated projected gradient
-    with restarts (Beck and Teboulle 2009; O'Donoghue and Candès 2015), step 1/λ_max(Φ'Φ); stops when the duality gap
-    Σ_i ⟨α_i, g_i⟩ − min_k g_ik, g = ∇ of ½|S̃ − Σ α ⊗ φ|², is at most `tolerance` of the objective.
-
-    Args:
-        noisy: the moment.
-        features: the same features as it was made of, (n, d), on the device where the work is to be done.
-        gram: Φ'Φ of them, or its `eigenbasis`.
-        tolerance: relative gap to stop at.
-        most: at most so many steps; each reads the features twice.
-    """
-    _check_rows(noisy, features)
-    target = as_tensor(noisy.value, features)
-    bound = max(1.01 * float(eigenbasis(gram).values[0]), 1e-30)
-    alpha = torch.full((len(features), noisy.num_classes), 1.0 / noisy.num_classes).to(features)
-    ahead, momentum, step = alpha, torch.ones((), dtype=features.dtype, device=features.device), 0
-    for step in range(1, most + 1):
-        moved = project_to_simplex(ahead - _correlate(features, ahead.T @ features - target) / bound)
-        momentum, ahead = _next(momentum, ahead, alpha, moved)
-        alpha = moved
-        # A number is waited for only now and then.
-        if step % _CHECK_EVERY == 0 and _gap(features, alpha, target) <= tolerance:
-            break
-    value = (alpha.T @ features).double()
-    return Hull(value, _noise_left(noisy, value), _gap(features, alpha, target), step, alpha)
-
-
-def _next(momentum: Tensor, ahead: Tensor, before: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-    """Momentum and the point to step from; the momentum starts again when the last step went against it."""
-    push = moved - before
-    momentum = torch.where(((ahead - moved) * push).sum() > 0, torch.ones_like(momentum), momentum)
-    after = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
-    return after, moved + ((momentum - 1) / after) * push
-
-
-def _gap(features: Tensor, alpha: Tensor, target: Tensor) -> float:
-    residual = alpha.T @ features - target
-    slope = _correlate(features, residual)
-    gap = (slope * alpha).sum(dtype=torch.float64) - slope.amin(dim=1).sum(dtype=torch.float64)
-    objective = 0.5 * residual.double().square().sum()
-    return max(0.0, float(gap / objective.clamp_min(1e-12)))
-
-
-def _correlate(features: Tensor, residual: Tensor) -> Tensor:
-    return features @ residual.T
-
-
-def _noise_left(noisy: NoisyMoments, value: Tensor) -> float:
-    """The noise less what the projection took off; at least a tenth, since it cannot be told apart that finely."""
-    expected = noisy.noise_std**2 * (noisy.num_classes - 1) * value.shape[1]
-    if expected == 0:
-        return 0.0
-    removed = float((as_tensor(noisy.value, value) - value).square().sum())
-    return noisy.noise_std * math.sqrt(max(0.1, 1.0 - removed / expected))
-
-
-# -- shared -------------------------------------------------------------------------------------------------------
-
-
-def _chunks(features: Tensor, columns: int) -> Iterator[Tensor]:
-    cells = _GPU_CELLS if features.is_cuda else _CPU_CELLS
-    yield from features.split(max(1, cells // max(columns, 1)))
 
 
 def _check_rows(noisy: NoisyMoments, features: Tensor) -> None:
@@ -449,21 +168,162 @@ def _check_rows(noisy: NoisyMoments, features: Tensor) -> None:
         raise ValueError(f"features has shape {tuple(features.shape)}; the moment is of {shape}: give the same rows")
 
 
-# --- temperature --------------------
-#
-# Honest probabilities from a head, without a true label: its temperature from the rehearsal and the noisy moment.
+# -- shrinkage ---------------------------------------------------------------------------------------------------------
 
 
-_SMALLEST_SCALE, _LARGEST_SCALE = 1e-3, 1e4
-# Halvings of the interval of its logarithm: what is left is a millionth.
-_HALVINGS = 24
-# How far the scale of clusters may be from that of real classes at the least, and where one clustering is all there is.
-_LEAST_SPREAD, _UNKNOWN_SPREAD = 0.2, 0.5
-# Scores whose softmax is looked at: the sum over all rows is needed to a per cent only.
-_CELLS = 1 << 16
-_SCALES = 97
-# Between which `scale_by_responses` looks, a step of it being six per cent.
-_SOFTEST, _SHARPEST = 0.05, 20.0
+@dataclass(frozen=True, eq=False)
+class Shrinkage:
+    """The noisy moment in the eigenbasis of the Gram matrix, and how much of it is signal.
+
+    Args:
+        axes: the eigenbasis.
+        shares: estimated share π_k of each class, (K,).
+        contrasts: S̃ − π ⊗ total in the eigenbasis, (K, d).
+        signal: estimated variance v_j of the true contrasts, per class, (d,).
+        noise: their error's variance u_j, (d,): that of the added noise, and λ_j/K of random labels given the features.
+        exponent: a of the power law v_j ∝ λ_j^a.
+    """
+
+    axes: Axes
+    shares: Tensor
+    contrasts: Tensor
+    signal: Tensor
+    noise: Tensor
+    exponent: float
+
+    @property
+    def factors(self) -> Tensor:
+        """Return v/(v + u): what is kept of each direction, (d,)."""
+        return self.signal / (self.signal + self.noise).clamp_min(torch.finfo(self.signal.dtype).tiny)
+
+
+def ridge(
+    noisy: NoisyMoments,
+    gram: Tensor | Axes,
+    *,
+    constant: int | None = None,
+) -> Tensor:
+    """Return weights (K, d): least squares on the noisy moment, each direction shrunk by its signal-to-noise ratio.
+
+    W = π ⊗ G^{-1}t + Σ_j f_j·c_j ⊗ u_j/λ_j with the public total t, the contrasts c of S̃ − π ⊗ t in the eigenbasis
+    (λ_j, u_j) of G, and f_j = v_j/(v_j + noise_j). The signal's variance follows a power law in the eigenvalue,
+    v_j = c·λ_j^a, whose two numbers maximise the likelihood of the noisy moment (empirical Bayes; Efron and Morris
+    1973): the noise is known, so what is more than noise is signal. Plain ridge has f_j = λ_j/(λ_j + ρ), whatever the
+    noise.
+
+    A row φ is given the class with the largest Wφ. Memory and time are those of one `eigenbasis`.
+
+    Args:
+        noisy: the moment.
+        gram: Φ'Φ of the same features, (d, d), or its `eigenbasis`, on the device where the work is to be done.
+        constant: the column whose moment shows how many rows each class has; None takes the classes as equally large.
+
+    >>> import numpy as np
+    >>> sums = np.array([[4.0, 0.0], [0.0, 2.0]])
+    >>> exact = NoisyMoments(sums, sums.sum(axis=0), 6, "none", noise_std=0.0, radius=1.0)
+    >>> ridge(exact, torch.diag(torch.tensor([4.0, 2.0]))).argmax(dim=1)
+    tensor([0, 1])
+    """
+    found = shrinkage(noisy, gram, constant=constant)
+    inverse = found.axes.inverse()
+    total = as_tensor(noisy.total, inverse) @ found.axes.vectors
+    rotated = found.shares[:, None] * (total * inverse) + found.contrasts * (found.factors * inverse)
+    return (rotated @ found.axes.vectors.T).float()
+
+
+def shrinkage(noisy: NoisyMoments, gram: Tensor | Axes, *, constant: int | None = None) -> Shrinkage:
+    """Estimate how much of the noisy moment is signal, by direction; see `ridge`."""
+    axes, (classes, width) = eigenbasis(gram), noisy.value.shape
+    if len(axes.values) != width:
+        raise ValueError(f"gram has {len(axes.values)} rows; the moment has {width} features: give ({width}, {width})")
+    moment, total = as_tensor(noisy.value, axes.values), as_tensor(noisy.total, axes.values)
+    shares = class_shares(moment, total, noisy.noise_std, constant)
+    contrasts = (moment - shares[:, None] * total) @ axes.vectors
+    spread = float((shares * (1 - shares)).sum()) / max(classes - 1, 1)
+    noise = noisy.noise_std**2 + spread * axes.values
+    power = contrasts.square().sum(dim=0) / max(classes - 1, 1)
+    signal, exponent = power_law(power, axes.values, noise)
+    return Shrinkage(axes, shares, contrasts, signal, noise, exponent)
+
+
+def eigenbasis(gram: Tensor | Axes) -> Axes:
+    """Return eigenvalues and eigenvectors of Φ'Φ, values that are only rounding as zero; an eigenbasis as it is.
+
+    One eigendecomposition, (d, d) in float64: seconds for d = 10³ on a CPU, minutes for 10⁴ (seconds on a GPU).
+    """
+    if isinstance(gram, Axes):
+        return gram
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not math.isfinite(float(gram.sum())):
+        raise ValueError(f"gram has shape {tuple(gram.shape)} or is not finite; give Φ'Φ, (d, d), of finite features")
+    values, vectors = torch.linalg.eigh(gram.double())
+    values, vectors = values.flip(0), vectors.flip(1)
+    return Axes(torch.where(values > _FLAT * values[0].clamp_min(0.0), values, 0.0), vectors)
+
+
+def class_shares(moment: Tensor, total: Tensor, noise_std: float, constant: int | None = None) -> Tensor:
+    """Return the share of rows in each class, (K,), from the moment of a constant feature; equal where there is none.
+
+    π̃_k = S̃_k/Σ_i φ_i has noise of a known deviation; it is shrunk towards 1/K by what its spread exceeds that noise,
+    and brought into the simplex.
+    """
+    classes = len(moment)
+    equal = torch.full((classes,), 1.0 / classes, dtype=torch.float64, device=moment.device)
+    if constant is None or classes == 1:
+        return equal
+    weight = total[constant]
+    offset = moment[:, constant] / weight - equal
+    noise = (noise_std / weight).square()
+    signal = (offset.square().sum() / (classes - 1) - noise).clamp_min(0.0)
+    return project_to_simplex(equal + offset * (signal / (signal + noise).clamp_min(1e-300)))
+
+
+def power_law(power: Tensor, values: Tensor, noise: Tensor) -> tuple[Tensor, float]:
+    """Return the signal variance v_j = c·λ_j^a for which squares `power` of mean v_j + noise_j are likeliest, and a.
+
+    Gaussian likelihood: −Σ_j log(v_j + u_j) + power_j/(v_j + u_j), over 0 ≤ a ≤ 4 and all c, by a grid that is refined
+    five times, for groups of directions with neighbouring λ_j where there are many. Zero where λ_j is zero.
+    """
+    used = values > 0
+    scale = torch.where(used, values / values[0].clamp_min(1e-300), 1.0).log()
+    counts, *sums = _grouped(torch.stack((used.to(scale), power * used, scale * used, noise * used)))
+    level, exponent = _likeliest(counts, *(part / counts.clamp_min(1.0) for part in sums))
+    return torch.exp(level + exponent * scale) * used, float(exponent)
+
+
+def _likeliest(counts: Tensor, power: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log c and a, from the means over groups of directions."""
+    largest = (power * (counts > 0)).amax().clamp_min(1e-300).log()
+    grid = torch.linspace(-1, 1, _GRID, dtype=scale.dtype, device=scale.device)
+    # A signal of a millionth of the largest entry cannot be distinguished from none.
+    centre, reach = torch.stack((torch.full_like(largest, 2.0), largest - 5.5)), scale.new_tensor([2.0, 8.5])
+    for _ in range(6):
+        exponents = (centre[0] + reach[0] * grid).clamp(0.0, _LARGEST_EXPONENT)
+        levels = centre[1] + reach[1] * grid
+        # A variance of nothing has no logarithm, and groups without directions do not count.
+        variance = (torch.exp(levels[:, None] + exponents[:, None, None] * scale) + noise).clamp_min(1e-300)
+        fit = -((variance.log() + power / variance) * counts).sum(dim=-1)
+        place = fit.argmax()
+        centre = torch.stack((exponents[place // _GRID], levels[place % _GRID]))
+        # Not faster: the two go together, and the best point of a coarse grid can lie along the valley.
+        reach = reach * 0.45
+    return centre[1], centre[0]
+
+
+def _grouped(columns: Tensor) -> Tensor:
+    """Add up groups of neighbouring columns, (m, d) → (m, groups): the first 32 each alone, then 16 to a doubling."""
+    width = columns.shape[1]
+    edges = sorted({*range(min(width, 32) + 1), *(round(32 * 2 ** (k / 16)) for k in range(1, 480)), width})
+    edges = torch.tensor([edge for edge in edges if edge <= width], device=columns.device)
+    summed = torch.nn.functional.pad(columns.cumsum(dim=1), (1, 0))
+    return summed[:, edges].diff(dim=1)
+
+
+def as_tensor(array: object, like: Tensor) -> Tensor:
+    """Return a copy in the type and on the device of another tensor."""
+    return torch.tensor(array, dtype=like.dtype, device=like.device)
+
+
+# -- honest probabilities ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -475,7 +335,7 @@ class Scale:
 
 
 def pooled_scale(values: Iterable[float]) -> Scale:
-    """Their geometric mean, and how far apart they are.
+    """Return their geometric mean, and how far apart they are.
 
     >>> pooled_scale([1.0, 1.0, 1.0])
     Scale(value=1.0, spread=0.2)
@@ -486,8 +346,10 @@ def pooled_scale(values: Iterable[float]) -> Scale:
 
 
 def likeliest_scale(scores: Tensor, gain: Tensor) -> float:
-    """The t in [10⁻³, 10⁴] that maximises t·gain − Σ_i lse(t·s_i), for scores s (n, K): the log-likelihood of labels
-    whose own scores add up to `gain`. Concave in t; the zero of its slope, by halving.
+    """Return the t in [10⁻³, 10⁴] that maximises t·gain − Σ_i lse(t·s_i), for scores s (n, K).
+
+    That is the log-likelihood of labels whose own scores add up to `gain`. It is concave in t; the zero of its slope is
+    found by halving.
 
     >>> round(likeliest_scale(torch.tensor([[1.0, 0.0]]), torch.tensor(0.75)), 3)
     1.099
@@ -502,7 +364,7 @@ def likeliest_scale(scores: Tensor, gain: Tensor) -> float:
 
 
 def softened(scores: Tensor, confidence: float) -> Tensor:
-    """t·scores, t ≤ 1 such that the mean largest probability is `confidence`, or less where it was less before.
+    """Return t·scores, t ≤ 1 such that the mean largest probability is `confidence`, or less where it was less before.
 
     For networks that were trained to be sure of their own guesses, and are surer than they are right.
 
@@ -522,15 +384,15 @@ def softened(scores: Tensor, confidence: float) -> Tensor:
 
 
 def scale_by_responses(scores: Tensor, evidence: Tensor) -> float:
-    """The t for which private answers are likeliest if softmax(t·scores) were the rows' class probabilities.
+    """Return the t for which the responses are likeliest if softmax(t·scores) were the rows' class probabilities.
 
-        t = argmax Σ_i log Σ_c softmax(t·s_i)_c · P(answer_i | c)
+        t = argmax Σ_i log Σ_c softmax(t·s_i)_c · P(response_i | c)
 
-    One number from all answers, which were paid for. It is honest where the scores have not seen these rows' answers.
+    One number from all responses, which were paid for. It is honest where the scores have not seen these responses.
 
     Args:
-        scores: (n, K), not made with these answers.
-        evidence: log P(answer | c) of each row, (n, K), up to a constant of the row (`learning.targets.evidence`).
+        scores: (n, K), not made with these responses.
+        evidence: log P(response | c) of each row, (n, K), up to a constant of the row (`learning.evidence.evidence`).
     """
     steps = torch.linspace(math.log(_SOFTEST), math.log(_SHARPEST), _SCALES, dtype=torch.float64).exp()
     likely = [
@@ -552,31 +414,32 @@ def honest_scale(
     part: float = 0.5,
     seed: int = 0,
 ) -> float:
-    """The factor t for which softmax(t·Wφ) are honest probabilities, from the rehearsal and the look together.
+    """Return the factor t for which softmax(t·Wφ) are honest probabilities, from label-free tuning and the release.
 
     Honest means Σ_i Σ_k p_ik·s_ik = Σ_i s_{i,y_i} for the scores s = Wφ (t maximises the likelihood of the labels), and
     the right side is ⟨W, S⟩: it needs no more of the labels than the moment. With S̃ for S it would praise a W that fits
-    the noise. So the noise, whose law is known, is split: for η of the same law as the noise,
+    the noise. So the noise, whose distribution is known, is split: for η distributed as the noise,
 
         S₁ = S̃ + a·η   and   S₂ = S̃ − η/a
 
     have uncorrelated errors (independent ones, if Gaussian). W is fitted to S₁ and judged by S₂, as if S₂ were another
-    look (coupled bootstrap; Oliveira, Lei and Tibshirani 2021). ⟨W, S₂⟩ has an error of known deviation, which is large
-    where ε is small; the rehearsal's t, with its spread, is the prior it is weighed against: the returned t is the
-    likeliest under both.
+    release (coupled bootstrap; Oliveira, Lei and Tibshirani 2021). ⟨W, S₂⟩ has an error of known deviation, which is
+    large where ε is small; the t of label-free tuning, with its spread, is the prior it is weighed against: what is
+    returned is the likeliest under both.
 
     Args:
         head: how W is found from a moment.
         noisy: the moment.
         rows: the features it was made of, (n, d).
         axes: the eigenbasis of their Gram matrix.
-        rehearsed: the scale of the rehearsal.
+        tuned: the scale of label-free tuning.
         constant: as in `ridge`.
         draws: splits of the noise.
         part: a.
-        seed: of η and of the rows looked at; public, for nothing is protected by it.
+        seed: of η and of the rows sampled; public, for nothing is protected by it.
     """
-    some = rows[_some(len(rows), max(256, _CELLS // noisy.num_classes), seed).to(rows.device)]
+    order = torch.randperm(len(rows), generator=Generator().manual_seed(seed))
+    some = rows[order[: max(256, _CELLS // noisy.num_classes)].to(rows.device)]
     gains, sizes, scores = [], [], []
     for draw in range(draws if noisy.noise_std > 0 else 1):
         fitted, judge = split_noise(noisy, part, seed + draw)
@@ -589,14 +452,14 @@ def honest_scale(
     steps = torch.linspace(-6, 6, _SCALES, dtype=torch.float64, device=gain.device)
     together, share = torch.cat(scores), len(rows) / (len(some) * len(scores))
     found = torch.stack([_expected_gain(together, t) * share for t in tuned.value * (tuned.spread * steps).exp()])
-    # The rows looked at are some of all: an error of a per cent or so in itself.
+    # The rows sampled are some of all: an error of a per cent or so in itself.
     doubt = error.square() + (0.01 * gain).square() + 1e-30
     best = ((found - gain).square() / doubt + steps.square()).argmin()
     return tuned.value * math.exp(tuned.spread * float(steps[best]))
 
 
 def split_noise(noisy: NoisyMoments, part: float, seed: int) -> tuple[NoisyMoments, NoisyMoments]:
-    """Two moments with uncorrelated noise, of √(1 + a²) and √(1 + 1/a²) times the deviation."""
+    """Return two moments with uncorrelated noise, of √(1 + a²) and √(1 + 1/a²) times the deviation."""
     drawn = torch.randn(noisy.value.shape, generator=Generator().manual_seed(seed), dtype=torch.float64).numpy()
     noise = (drawn - drawn.mean(axis=0)) * noisy.noise_std
     return (
@@ -606,10 +469,6 @@ def split_noise(noisy: NoisyMoments, part: float, seed: int) -> tuple[NoisyMomen
 
 
 def _expected_gain(scores: Tensor, scale: Tensor) -> Tensor:
-    """Σ_i Σ_k p_ik·s_ik with p = softmax(t·s)."""
+    """Return Σ_i Σ_k p_ik·s_ik with p = softmax(t·s)."""
     weights = torch.softmax(scores * scale.to(scores), dim=1)
     return (weights * scores).sum(dtype=torch.float64)
-
-
-def _some(count: int, most: int, seed: int) -> Tensor:
-    return torch.randperm(count, generator=Generator().manual_seed(seed))[:most]

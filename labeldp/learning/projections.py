@@ -3,175 +3,83 @@
 The mean gradient of a batch is a combination of what its rows would contribute under each class, and those candidates
 need no label: g_ik = ∇_θ ℓ(z_i, k). Noise has no reason to lie among them, so projecting takes most of it away.
 
-=========  =================================================  =============================================
-name       projection onto                                    reference
-=========  =================================================  =============================================
-none       everything                                         DP-SGD
-span       {Σ α_ik g_ik}                                      SelfSpan; LP-Normal-SGD (Ghazi et al. 2021)
-hull       {Σ α_ik g_ik : α ≥ 0, Σ_ik α_ik = 1}               SelfConv, AltConv
-row_hull   {(1/n) Σ α_ik g_ik : α ≥ 0, Σ_k α_ik = 1 ∀ i}      ours: a subset of the hull that has the mean too
-=========  =================================================  =============================================
+===========  =================================================  =============================================
+name         projection onto                                    reference
+===========  =================================================  =============================================
+none         everything                                         DP-SGD
+span         {Σ α_ik g_ik}                                      SelfSpan; LP-Normal-SGD (Ghazi et al. 2021)
+hull         {Σ α_ik g_ik : α ≥ 0, Σ_ik α_ik = 1}               SelfConv, AltConv
+row_simplex  {(1/n) Σ α_ik g_ik : α ≥ 0, Σ_k α_ik = 1 ∀ i}      ours: a subset of the hull that has the mean too
+===========  =================================================  =============================================
+
+Two ways to finish what an accelerated method begins: exactly on few candidates, or on a low-rank model of all of them.
+
+Which one? The nearest point of the hull has a few hundred candidates in it: `by_columns`. That of the per-row simplex
+has at least one per row, but most of what they say fits into a few hundred directions: `by_low_rank`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-
-from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, full_precision
-from labeldp.mechanisms.gradients.per_example import Inputs, gradients, norm_factors
-from labeldp.models.jacobians import LogitJacobian, candidate_gradients, fits_memory, logit_gradients
-
-# --- public_gradients --------------------
-#
-# The gradients that public rows would have under every class: products with them, and the matrix where it fits.
+from torch import Tensor
 
 
-# Inner products (b, K, K) of each row's candidates and their rounding (b, K) → what to multiply candidates by, (b, K).
-Factors = Callable[[Tensor, Tensor], Tensor]
+class Candidates(Protocol):
+    """Candidate gradients g_ik of n rows under K classes, as products with the matrix G of all of them (n·K, P).
 
-
-class PublicGradients:
-    """g_ik = ∇_θ ℓ(z_i, k): what row i would contribute to the gradient if its class were k, for all n rows, K classes.
-
-    No label is needed for them. They are those at the model's present weights, which must stay as they are while this
-    object is in use. The matrix G of all of them, n·K × P, is kept where it takes at most `memory` bytes (half of what
-    is free on a GPU, 8 GiB elsewhere, when None); else products with it are forward and reverse differentiation.
-
-    Args:
-        clip: scale each candidate to this norm at most, as a mechanism with `NormBound(clip)` does.
-        factors: scale candidates as any other mechanism does, from their inner products (`bound.factors`).
-
-    >>> model = nn.Linear(2, 2, bias=False)
-    >>> _ = nn.init.zeros_(model.weight)
-    >>> public = PublicGradients(model, torch.tensor([[4.0, 0.0]]))
-    >>> public.combine(torch.tensor([[1.0, 0.0]]))
-    tensor([-2.,  0.,  2.,  0.])
+    `labeldp.mechanisms.gradients.public.PublicGradients` makes them from a model and public rows.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        *,
-        loss: Loss = cross_entropy,
-        clip: float | None = None,
-        factors: Factors | None = None,
-        memory: int | None = None,
-    ) -> None:
-        if clip is not None and not clip > 0:
-            raise ValueError(f"clip={clip} is not a norm to clip at; give a number > 0, or None")
-        if clip is not None and factors is not None:
-            raise ValueError(f"clip={clip} and factors are two ways to scale the candidates; give one of them")
-        self.jacobian = LogitJacobian(model, inputs)
-        self._model, self._inputs, self._loss = model, inputs, loss
-        self._factors = factors if clip is None else partial(norm_factors, clip)
-        self._memory = memory
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the rows, (n, K)."""
+        ...
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, K)."""
-        rows, classes = self.jacobian.logits.shape
-        return rows, classes
+        ...
 
     @property
     def num_parameters(self) -> int:
         """P."""
-        return self.jacobian.num_parameters
+        ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all numbers in and out: float32, or float64 for a model in float64."""
-        return torch.promote_types(self.jacobian.logits.dtype, torch.float32)
+        """Type of all numbers in and out."""
+        ...
+
+    def squared_norms(self) -> Tensor:
+        """Return |g_ik|² (n·K,)."""
+        ...
 
     def combine(self, alpha: Tensor) -> Tensor:
-        """Σ α_ik g_ik (P,) for α (n, K)."""
-        if self.matrix is not None:
-            return alpha.flatten() @ self.matrix
-        return self.jacobian.vjp(torch.einsum("ik,ikj->ij", alpha, self._slopes))
+        """Return Σ α_ik g_ik (P,) for α (n, K)."""
+        ...
 
     def correlate(self, vector: Tensor) -> Tensor:
-        """⟨g_ik, v⟩ (n, K) for v (P,)."""
-        if self.matrix is not None:
-            return (self.matrix @ vector).view(self.shape)
-        return torch.einsum("ikj,ij->ik", self._slopes, self.jacobian.jvp(vector))
+        """Return ⟨g_ik, v⟩ (n, K) for v (P,)."""
+        ...
 
     def columns(self, chosen: Tensor) -> Tensor:
-        """The candidates with these numbers i·K + k, (m, P)."""
-        if self.matrix is not None:
-            return self.matrix[chosen]
-        rows, classes = chosen // self.shape[1], chosen % self.shape[1]
-        inputs = self._inputs
-        part = inputs[rows] if isinstance(inputs, Tensor) else tuple(column[rows] for column in inputs)
-        found = gradients(self._model, self._loss, part, classes)
-        return found if self._scales is None else _scaled(found, self._scales.view(-1)[chosen])
+        """Return the candidates with these numbers i·K + k, (m, P)."""
+        ...
 
     def coordinates(self, basis: Tensor) -> Tensor:
-        """⟨g_ik, v_j⟩ (n·K, r) for a basis (r, P)."""
-        if self.matrix is not None:
-            return self.matrix @ basis.mT
-        return torch.cat([(block @ basis.mT).flatten(0, 1) for _, block in self._blocks()])
-
-    @cached_property
-    def squared_norms(self) -> Tensor:
-        """|g_ik|² (n·K,)."""
-        return torch.cat([block.square().sum(-1).flatten() for _, block in self._blocks()])
-
-    @cached_property
-    def matrix(self) -> Tensor | None:
-        """G (n·K, P), or None where it does not fit."""
-        logits = self.jacobian.logits
-        if not fits_memory(logits, self.num_parameters, self._memory):
-            return None
-        matrix = logits.new_empty(*logits.shape, self.num_parameters, dtype=self.dtype)
-        for part, block in self._computed_blocks():
-            matrix[part] = block if self._factors is None else _scaled(block, self._factors_of(block))
-        return matrix.flatten(0, 1)
-
-    @cached_property
-    def _scales(self) -> Tensor | None:
-        if self._factors is None:
-            return None
-        return torch.cat([self._factors_of(block) for _, block in self._computed_blocks()])
-
-    @cached_property
-    def _slopes(self) -> Tensor:
-        slopes = logit_gradients(self._loss, self.jacobian.logits)
-        return slopes if self._scales is None else slopes * self._scales[..., None]
-
-    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Candidates of consecutive rows, (b, K, P)."""
-        if self.matrix is not None:
-            yield slice(0, self.shape[0]), self.matrix.view(*self.shape, -1)
-            return
-        for part, block in self._computed_blocks():
-            yield part, block if self._scales is None else _scaled(block, self._scales[part])
-
-    def _computed_blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        return candidate_gradients(self._model, self._loss, self._inputs, self.shape[1])
-
-    def _factors_of(self, block: Tensor) -> Tensor:
-        assert self._factors is not None
-        gram = (block @ block.mT).double()
-        return self._factors(gram, torch.zeros_like(gram[:, 0])).to(block.dtype)
+        """Return ⟨g_ik, v_j⟩ (n·K, r) for a basis (r, P)."""
+        ...
 
 
-def _scaled(candidates: Tensor, factors: Tensor) -> Tensor:
-    """Zero where the factor is: a candidate that is not finite counts as nothing, as in the mechanism."""
-    return torch.where(factors[..., None] > 0, candidates * factors[..., None], 0.0)
+# -- least squares over simplices ----------------------------------------------------------------------------
 
 
-# --- simplex --------------------
-#
-# Least squares over simplices: the problem, its duality gap, and an accelerated method for it.
-
-
-# Steps between two looks at the gap; each look waits for the device.
+# Steps between two checks of the gap; each check waits for the device.
 _BETWEEN_QUERIES = 8
 
 
@@ -294,9 +202,7 @@ def _positive(value: Tensor) -> Tensor:
     return value.clamp_min(torch.finfo(value.dtype).tiny)
 
 
-# --- interior --------------------
-#
-# Quadratic programs over simplices, small or of low rank, by an interior-point method.
+# -- quadratic programs over simplices by an interior-point method -------------------------------------------
 
 
 # How far towards the nearest edge a step goes.
@@ -395,24 +301,19 @@ def _longest(values: Tensor, moves: Tensor) -> Tensor:
     return torch.where(moves < 0, -values / moves, 1.0).amin().clamp(max=1.0)
 
 
-# --- nearest --------------------
-#
-# Two ways to finish what an accelerated method begins: exactly on few candidates, or on a sketch of all of them.
-#
-# Which one? The nearest point of the hull has a few hundred candidates in it: `by_columns`. That of the row hull has at
-# least one per row, but most of what they say fits into a few hundred directions: `by_sketch`.
+# -- finishing: exactly on few candidates, or on a low-rank model of all -------------------------------------
 
 
 # Candidates in a restricted program, and how many of them change from round to round.
 _COLUMNS, _CHANGED = 1024, 384
-# Candidates that span the sketch.
+# Candidates that span the low-rank model.
 _COARSE = 512
 # A program is solved to this part of the gap that is asked for in the end.
 _INNER = 0.2
 
 
 def by_columns(
-    problem: LeastSquares, public: PublicGradients, point: Point, steep: Tensor, tolerance: float, rounds: int
+    problem: LeastSquares, public: Candidates, point: Point, steep: Tensor, tolerance: float, rounds: int
 ) -> tuple[Point, int]:
     """The hull's nearest point by column generation (von Hohenbalken 1977; fully corrective Frank-Wolfe).
 
@@ -444,7 +345,7 @@ class _Restricted:
     gram: Tensor
 
     @classmethod
-    def begin(cls, public: PublicGradients, point: Point) -> _Restricted:
+    def begin(cls, public: Candidates, point: Point) -> _Restricted:
         many = min(_COLUMNS, point.alpha.numel())
         kept = point.alpha.flatten().topk(many - min(many, _CHANGED)).indices
         chosen = torch.cat((kept, _steepest(point, kept, many - len(kept))))
@@ -452,7 +353,7 @@ class _Restricted:
         columns = public.columns(chosen).double()
         return cls(chosen, columns, columns @ columns.mT)
 
-    def renewed(self, public: PublicGradients, point: Point, weights: Tensor) -> _Restricted:
+    def renewed(self, public: Candidates, point: Point, weights: Tensor) -> _Restricted:
         """The candidates with the least weight give way to those of the steepest slope."""
         best = weights.topk(len(weights) - min(len(weights), _CHANGED)).indices
         fresh = _steepest(point, self.chosen[best], len(weights) - len(best))
@@ -482,22 +383,22 @@ def _steepest(point: Point, besides: Tensor, many: int) -> Tensor:
     return point.slope.flatten().index_fill(0, besides, torch.inf).topk(many, largest=False).indices
 
 
-def by_sketch(
-    problem: LeastSquares, public: PublicGradients, point: Point, steep: Tensor, tolerance: float, rounds: int
+def by_low_rank(
+    problem: LeastSquares, public: Candidates, point: Point, steep: Tensor, tolerance: float, rounds: int
 ) -> tuple[Point, int]:
-    """The row hull's nearest point by Newton steps on a model of low rank plus a diagonal.
+    """Return the per-row simplex's nearest point by Newton steps on a model of low rank plus a diagonal.
 
     With G = B V + T, V an orthonormal basis of the span of a few hundred candidates and T what they miss, each round
     minimises ½|Bᵀα − V g̃|² + ⟨Tᵀ(Gα₀ − g̃), α⟩ + ½ c Σ_j |T_j|² (α_j − α₀_j)² by an interior-point method and goes to
     the best point on the way there. What is missed is in the slope exactly and in the curvature roughly, so rounds
     converge to the true optimum, and fast, the candidates' spectrum falling steeply. Returns the point and the rounds.
     """
-    coarse_pld, caution = _CoarsePLD.of(public, point), 1.5
+    model, caution = _LowRank.of(public, point), 1.5
     for taken in range(rounds):
         if problem.is_near(point, steep, tolerance):
             return point, taken
         enough = _INNER * tolerance * problem.unit(point).item()
-        alpha = coarse_pld.solve(problem, point, enough, caution).to(point.alpha.dtype)
+        alpha = model.solve(problem, point, enough, caution).to(point.alpha.dtype)
         move = public.combine(alpha) - point.image
         square = move @ move
         # Of a move that short rounding would decide how much to take.
@@ -512,7 +413,7 @@ def by_sketch(
 
 
 @dataclass(frozen=True, eq=False)
-class _CoarsePLD:
+class _LowRank:
     """V (r, P); B (n·K, r), |T_j|² (n·K,) and a point away from all edges (n, K) in float64."""
 
     basis: Tensor
@@ -521,7 +422,7 @@ class _CoarsePLD:
     middle: Tensor
 
     @classmethod
-    def of(cls, public: PublicGradients, point: Point) -> _CoarsePLD:
+    def of(cls, public: Candidates, point: Point) -> _LowRank:
         generator = torch.Generator(point.alpha.device).manual_seed(0)
         order = torch.randperm(point.alpha.numel(), generator=generator, device=point.alpha.device)
         spanning = public.columns(order[:_COARSE])
@@ -531,8 +432,8 @@ class _CoarsePLD:
         root = torch.linalg.cholesky_ex(gram)[0]
         basis = torch.linalg.solve_triangular(root, spanning.double(), upper=False).to(spanning.dtype)
         factor = public.coordinates(basis).double()
-        missed = public.squared_norms.double() - factor.square().sum(1)
-        middle = 0.99 * public.jacobian.logits.double().softmax(1) + 0.01 / public.shape[1]
+        missed = public.squared_norms().double() - factor.square().sum(1)
+        middle = 0.99 * public.logits.double().softmax(1) + 0.01 / public.shape[1]
         return cls(basis, factor, missed.clamp_min(1e-12 * gram.diagonal().mean()), middle / public.shape[0])
 
     def solve(self, problem: LeastSquares, point: Point, enough: float, caution: float) -> Tensor:
@@ -549,16 +450,16 @@ def _is_better(found: Point, point: Point, enough: float) -> bool:
     return found.objective.item() <= point.objective.item() + enough
 
 
-__all__ = ["Projected", "Projection", "PublicGradients", "hull", "none", "row_simplex", "span"]
+__all__ = ["Candidates", "Projected", "Projection", "hull", "none", "row_simplex", "span"]
 
 
 @dataclass(frozen=True, eq=False)
 class Projected:
     """A projected gradient (P,), and how near it is to the nearest point of all.
 
-    `gap` is the duality gap in units of the objective f = ½|ĝ − g̃|² or of |ĝ|², whichever is less: f is at most gap · f
-    above its least value, and ĝ at most √gap · |ĝ| away from the true projection (`simplex.LeastSquares` has the exact
-    words). For `span`, where no gap is finite, it is |Gᵀr| / (|G| |r|), r being what is left. `iterations` counts
+    `gap` is the duality gap in units of the objective f = ½|ĝ − g̃|² or of |ĝ|², whichever is less: f is at most gap ·
+    f above its least value, and ĝ at most √gap · |ĝ| away from the true projection (`simplex.LeastSquares` has the
+    exact words). For `span`, where no gap is finite, it is |Gᵀr| / (|G| |r|), r being what is left. `iterations` counts
     accelerated steps and rounds, or conjugate-gradient steps.
     """
 
@@ -568,26 +469,26 @@ class Projected:
     objective: float = 0.0
 
 
-Projection = Callable[[Tensor, PublicGradients], Projected]
+Projection = Callable[[Tensor, Candidates], Projected]
 
 
-def none(noisy: Tensor, public: PublicGradients | None = None) -> Projected:
+def none(noisy: Tensor, public: Candidates | None = None) -> Projected:
     """The noisy gradient as it is: DP-SGD."""
     return Projected(noisy)
 
 
-def span(noisy: Tensor, public: PublicGradients, *, tolerance: float = 0.01, steps: int = 500) -> Projected:
+def span(noisy: Tensor, public: Candidates, *, tolerance: float = 0.01, steps: int = 500) -> Projected:
     """The nearest combination Σ α_ik g_ik, whatever the α: least squares by conjugate gradients.
 
     Björck's CGLS, with Paige and Saunders' (1982) rule to stop: |Gᵀr| ≤ tolerance · |G| |r|, or `steps`. Directions in
     which candidates differ most come first, so stopping early leaves out noise before gradient.
     """
     _check(noisy, public, tolerance)
-    with full_precision():
+    with torch.no_grad(), torch.autocast(noisy.device.type, enabled=False):
         return _conjugate_gradients(noisy.to(public.dtype), public, tolerance, steps)
 
 
-def _conjugate_gradients(noisy: Tensor, public: PublicGradients, tolerance: float, steps: int) -> Projected:
+def _conjugate_gradients(noisy: Tensor, public: Candidates, tolerance: float, steps: int) -> Projected:
     tiny, eps = torch.finfo(noisy.dtype).tiny, torch.finfo(noisy.dtype).eps
     residual, slope = noisy, public.correlate(noisy)
     direction, power = slope, slope.square().sum()
@@ -612,7 +513,7 @@ def _conjugate_gradients(noisy: Tensor, public: PublicGradients, tolerance: floa
 
 def hull(
     noisy: Tensor,
-    public: PublicGradients,
+    public: Candidates,
     *,
     smoothing: float = 1.0,
     tolerance: float = 0.01,
@@ -629,6 +530,7 @@ def hull(
         steps, rounds: the most of each; fewer make it quick and rough, and `Projected.gap` says how rough.
 
     >>> from torch import nn
+    >>> from labeldp.mechanisms.gradients.public import PublicGradients
     >>> public = PublicGradients(nn.Linear(2, 2, bias=False), torch.tensor([[1.0, 0.0]]))
     >>> hull(torch.ones(4), public, tolerance=1e-6).gradient.abs().amax() < 1e-3
     tensor(True)
@@ -638,7 +540,7 @@ def hull(
 
 def row_simplex(
     noisy: Tensor,
-    public: PublicGradients,
+    public: Candidates,
     *,
     smoothing: float = 1.0,
     tolerance: float = 0.01,
@@ -655,7 +557,7 @@ def row_simplex(
 
 def _nearest(
     noisy: Tensor,
-    public: PublicGradients,
+    public: Candidates,
     groups: int,
     smoothing: float,
     tolerance: float,
@@ -665,12 +567,12 @@ def _nearest(
     _check(noisy, public, tolerance)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing={smoothing} is not a weight; give a number from 0 to 1, 1 for none")
-    with full_precision():
+    with torch.no_grad(), torch.autocast(noisy.device.type, enabled=False):
         problem = LeastSquares(public.combine, public.correlate, noisy.to(public.dtype), groups)
-        # The model's own prediction: for the cross-entropy its image is zero, the best guess before any look.
-        start = public.jacobian.logits.to(public.dtype).softmax(1) / public.shape[0]
+        # The model's own prediction: for the cross-entropy its image is zero, the best guess before any query.
+        start = public.logits.to(public.dtype).softmax(1) / public.shape[0]
         point, steep, taken = accelerated(problem, start, problem.steepness(start), tolerance, steps)
-        finish = by_columns if groups == 1 else by_sketch
+        finish = by_columns if groups == 1 else by_low_rank
         point, more = finish(problem, public, point, steep, tolerance, rounds)
         gap = problem.relative_gap(point, steep).item()
         if not math.isfinite(gap):
@@ -682,7 +584,7 @@ def _nearest(
     return Projected(gradient, gap, taken + more, point.objective.item())
 
 
-def _check(noisy: Tensor, public: PublicGradients, tolerance: float) -> None:
+def _check(noisy: Tensor, public: Candidates, tolerance: float) -> None:
     if noisy.shape != (public.num_parameters,):
         raise ValueError(f"noisy has shape {tuple(noisy.shape)}; the model has {public.num_parameters} parameters")
     if not math.isfinite(noisy.sum(dtype=torch.float64).item()):

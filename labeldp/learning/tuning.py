@@ -1,4 +1,4 @@
-"""Rehearsal: every choice that must be made before the look, made on pseudo-labels at the real noise.
+"""Tune without labels: every choice that must be made before the query, made on pseudo-labels at the real noise.
 
 Clusters of the public features play the labels. The whole mechanism is run on them, with noise as large as it will be,
 for each candidate; the one that recovers the pseudo-labels of held-out rows best is taken. No function here has an
@@ -6,6 +6,10 @@ argument that could hold a label, so the choice costs no privacy.
 
 A class is seldom one cluster: many small clusters are merged at random into as many pseudo-classes as there are
 classes. Then each has several modes, as real classes do, and just as many rows to stand against the noise.
+
+What is chosen is a `Plan`: which directions of the public features enter the moment, and how they are scaled. The
+moment's noise is as large as the longest row allows, so features are turned into rows of length at most 1 that spend it
+well: principal components φ = A(x − x̄), partly whitened, with a constant for the class shares, scaled to a bound.
 """
 
 from __future__ import annotations
@@ -23,22 +27,20 @@ import torch
 from torch import Generator, Tensor, nn
 
 from labeldp.features.clusters import kmeans
+from labeldp.features.extract import gram_of
 from labeldp.learning.heads import Head, Scale, eigenbasis, likeliest_scale, pooled_scale, ridge_head
 from labeldp.models.zoo import checked_count
 from labeldp.releases import NoisyMoments
 
-# --- plans --------------------
-#
-# What must be fixed before the look: which directions of the public features enter the moment, how they are scaled.
-#
-# The moment's noise is as large as the longest row allows, so features are turned into rows of length at most 1 that
-# spend it well: principal components φ = A(x − x̄), partly whitened, with a constant for the class shares, scaled to a
-# bound.
-
-
 _ROWS_AT_ONCE = 8192
 # Of the subspace iteration. Components that are nearly alike stay mixed, which costs nothing.
 _PASSES = 6
+_HELD_OUT = 0.2
+_POWERS = (0.5, 0.75)
+# Ranks are tried upwards until this many in a row were no better.
+_PATIENCE = 3
+# Clusters of more directions are no better pseudo-classes, and take longer.
+_CLUSTERED_DIRECTIONS = 256
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,271 @@ class Plan:
             raise ValueError(f"power={self.power} must be 0 to 2 and constant={self.constant} at least 0")
 
 
+@dataclass(frozen=True)
+class Scored:
+    """A plan and the share of held-out pseudo-labels it recovered, mean over clusterings and noises."""
+
+    plan: Plan
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """The best plan, its basis for all rows, and what every plan tried was worth.
+
+    Args:
+        plan: the winner.
+        basis: its map from features to rows of length at most 1, ready for the moment (radius 1).
+        tried: all plans with their scores, in the order they were tried.
+        scales: for each head, the factor that made its scores on held-out rows honest logits of the pseudo-labels.
+    """
+
+    plan: Plan
+    basis: Basis
+    tried: tuple[Scored, ...]
+    scales: tuple[Scale, ...]
+
+    def fit(self, noisy: NoisyMoments, rows: Tensor, head: Head = ridge_head) -> nn.Linear:
+        """Return the head from the moment of `rows`, the basis' features of all rows, as a layer on plain features."""
+        weight = head(noisy, rows, gram_of(rows), constant=self.basis.constant_column)
+        return self.basis.linear(weight)
+
+
+def tune(
+    features: Tensor,
+    num_classes: int,
+    noise: float | Callable[[int], float],
+    *,
+    plans: Sequence[Plan] | None = None,
+    heads: Sequence[Head] = (ridge_head,),
+    num_rows: int | None = None,
+    rows: int = 20_000,
+    clusterings: int = 6,
+    draws: int = 4,
+    most: int | None = None,
+    seed: int = 0,
+    stage: Stage | None = None,
+    report: Callable[[Scored], None] | None = None,
+) -> Tuning:
+    """Find the plan that recovers pseudo-labels best when the moment has noise of deviation `noise` · radius.
+
+    Args:
+        features: public, (n, p), on the device where the work is to be done.
+        num_classes: K.
+        noise: the noise multiplier σ, `GaussianNoise.for_budget(ε, δ).std`: noise per entry over the longest row. Or a
+            function that gives it for a number of directions.
+        plans: candidates. None: ranks 8, 12, 16, 24, … at power ½, upwards while it pays, and the ranks about the best
+            of them at power ¾.
+        heads: the first plays on all plans; on the winning plan all of them do, for their scales. Which of them to use
+            is better decided after the release (`compare_heads`): clusters overlap more than classes do.
+        num_rows: how many rows the real moment will have; as many as `features` when None.
+        rows: rows to tune on. Noise is scaled down with them, so that each row counts as much as it will.
+        clusterings: how many sets of pseudo-labels.
+        draws: noises per set and plan; one per set for the scales.
+        most: the largest rank; 1,024 on a CPU and 4,096 on a GPU when None.
+        seed: of everything random here; public.
+        stage: rows and pseudo-labels from earlier tuning on the same features, which saves most of the time.
+        report: called with every plan tried.
+
+    >>> x = torch.randn(400, 20, generator=Generator().manual_seed(0)) * torch.linspace(3, 0.1, 20)
+    >>> small, large = (tune(x, 3, noise, num_rows=10_000).plan.rank for noise in (500.0, 5.0))
+    >>> small <= large
+    True
+    """
+    by_width = noise if callable(noise) else lambda width: noise
+    if not by_width(1) >= 0 or not heads:
+        raise ValueError(f"noise={noise} must be a noise multiplier, at least 0, and heads={heads!r} not be empty")
+    if stage is None:
+        stage = Stage(
+            features, num_classes, num_rows=num_rows, rows=rows, clusterings=clusterings, most=most, seed=seed
+        )
+    tried: list[Scored] = []
+
+    def score(plan: Plan) -> float:
+        tried.append(Scored(plan, stage.score(plan, heads[0], by_width, draws)))
+        if report is not None:
+            report(tried[-1])
+        return tried[-1].score
+
+    _try_all(score, plans, stage.ranks())
+    # The first of equals: candidates are in order of rank, and less noise is better than more.
+    winner = max(tried, key=lambda scored: scored.score).plan
+    scales = tuple(stage.scale(winner, head, by_width) for head in heads)
+    return Tuning(winner, prepare(winner, stage.found, features), tuple(tried), scales)
+
+
+def _try_all(score: Callable[[Plan], float], plans: Sequence[Plan] | None, ranks: list[int]) -> None:
+    """Try the plans given, or ranks upwards at the first power while it pays, then those about the best at others."""
+    if plans is not None:
+        if not plans:
+            raise ValueError("plans is empty; give at least one, or None for the usual ones")
+        for plan in plans:
+            score(plan)
+        return
+    scores: list[float] = []
+    for rank in ranks:
+        scores.append(score(Plan(rank, _POWERS[0])))
+        if len(scores) - scores.index(max(scores)) > _PATIENCE:
+            break
+    best = scores.index(max(scores))
+    for power in _POWERS[1:]:
+        # Stronger whitening wants fewer directions, seldom more.
+        for rank in ranks[max(0, best - 2) : best + 2]:
+            score(Plan(rank, power))
+
+
+class Stage:
+    """Some rows in the basis of their components, several sets of pseudo-labels for them, and scores.
+
+    Arguments as for `tune`; `per_class` clusters are merged to make one pseudo-class.
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        num_classes: int,
+        *,
+        num_rows: int | None = None,
+        rows: int = 20_000,
+        clusterings: int = 6,
+        per_class: int = 10,
+        most: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        found = spectrum(features, most=most or (4096 if features.is_cuda else 1024), seed=seed)
+        order = torch.randperm(len(features), generator=Generator().manual_seed(seed))[:rows]
+        self.trained = max(1, round(len(order) * (1 - _HELD_OUT)))
+        if self.trained == len(order):
+            raise ValueError(f"features has {len(features)} rows; tuning holds some out: give at least 3")
+        # Once for all plans: they scale these columns.
+        self.turned = (features[order.to(features.device)].float() - found.mean) @ found.components
+        self.features, self.found, self.variances = features, found, found.variances
+        self.num_classes = checked_count("num_classes", num_classes)
+        self.share = self.trained / (num_rows or len(features))
+        self.per_class, self.seed = checked_count("per_class", per_class), seed
+        count = checked_count("clusterings", clusterings)
+        # Every other one is of half-whitened features, in which lesser directions count, too.
+        self.pseudo = [self._pseudo_labels(0.5 * (number % 2), seed + number) for number in range(count)]
+
+    def _pseudo_labels(self, power: float, seed: int) -> Tensor:
+        """Return the rows' classes (m,): several clusters to a class, fewer where rows are few, merged at random."""
+        # Components with hardly any variance cost time and decide nothing.
+        energy = self.variances.pow(1 - power).cumsum(0)
+        rank = min(_CLUSTERED_DIRECTIONS, int((energy < 0.95 * energy[-1]).sum()) + 1)
+        points = self.turned[:, :rank] * self.variances[:rank].clamp_min(1e-30).pow(-power / 2)
+        clusters = min(len(points), max(self.num_classes, min(self.per_class * self.num_classes, len(points) // 10)))
+        members = kmeans(points, clusters, iterations=20, tolerance=1e-3, seed=seed).members
+        classes = torch.arange(clusters) % self.num_classes
+        merged = classes[torch.randperm(clusters, generator=Generator().manual_seed(seed))]
+        return merged.to(members.device)[members]
+
+    def ranks(self) -> list[int]:
+        """Return numbers of directions to try, rising."""
+        most = min(len(self.variances), max(1, len(self.features) // 4))
+        steps = [size << step for step in range(16) for size in (8, 12)]
+        return [*(rank for rank in steps if rank < most), most]
+
+    def score(self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int) -> float:
+        """Return the share of held-out pseudo-labels that the head recovers."""
+        hits = [
+            (scores.argmax(dim=1) == labels).double().mean() for scores, labels in self.play(plan, head, noise, draws)
+        ]
+        return float(torch.stack(hits).mean())
+
+    def scale(self, plan: Plan, head: Head, noise: Callable[[int], float]) -> Scale:
+        """Return the factor that makes the head's scores on held-out rows honest logits, over all pseudo-labels."""
+        return pooled_scale(
+            likeliest_scale(scores, scores.gather(1, labels[:, None]).sum(dtype=torch.float64))
+            for scores, labels in self.play(plan, head, noise, 1)
+        )
+
+    def play(
+        self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the head's scores (m, K) of held-out rows and their pseudo-labels (m,), for each set and noise."""
+        rank = min(plan.rank, len(self.variances))
+        turned = self.turned[:, :rank]
+        own = torch.eye(rank, device=turned.device)
+        basis = prepare(plan, Spectrum(torch.zeros_like(turned[0]), self.variances[:rank], own), turned)
+        rows = basis(turned)
+        trained, held = rows[: self.trained], rows[self.trained :]
+        axes = eigenbasis(gram_of(trained))
+        for labels in self.pseudo:
+            moment = class_sums(trained, labels[: self.trained], self.num_classes)
+            for draw in range(draws):
+                noisy = mock_release(moment, noise(basis.width) * self.share, self.trained, self.seed + draw)
+                weight = head(noisy, trained, axes, constant=basis.constant_column).to(held)
+                yield held @ weight.T, labels[self.trained :]
+
+
+def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Return Σ_i onehot(label_i) ⊗ φ_i for public pseudo-labels, (K, d) in float64."""
+    onehot = torch.nn.functional.one_hot(labels, num_classes).to(rows.dtype)
+    return (onehot.T @ rows).double()
+
+
+def mock_release(moment: Tensor, noise_std: float, num_rows: int, seed: int) -> NoisyMoments:
+    """Return what the mechanism would release of this moment (radius 1), with noise of a public seed: no privacy."""
+    # Feature by feature: plans of different rank meet the same noise on features they share, and differ less by luck.
+    drawn = torch.randn(moment.shape[::-1], generator=Generator().manual_seed(seed), dtype=torch.float64)
+    noise = drawn.T.to(moment.device)
+    noise = (noise - noise.mean(dim=0)) * noise_std
+    return NoisyMoments(
+        value=(moment + noise).cpu().numpy(),
+        total=moment.sum(dim=0).cpu().numpy(),
+        num_rows=num_rows,
+        noise="public Gaussian",
+        noise_std=noise_std,
+        radius=1.0,
+    )
+
+
+def compare_heads(
+    heads: Sequence[Head],
+    noise_std: float,
+    rows: Tensor,
+    logits: Tensor,
+    *,
+    constant: int | None = None,
+    most: int = 20_000,
+    draws: int = 2,
+    seed: int = 0,
+) -> tuple[float, ...]:
+    """Return for each head the share of rows whose label it would recover, were labels drawn from softmax(logits).
+
+    A second tuning, after the release. Clusters overlap more than classes do, which is kind to heads that take noise
+    badly. Once there are probabilities, there are better pseudo-labels: drawn from them, they are mixed up just as much
+    as the real ones seem to be, and by the same features (parametric bootstrap; Efron 1979). The head is fitted to the
+    moment of drawn labels, with noise as large as the real one, and judged by labels of the same rows that are drawn
+    anew. All of it is post-processing.
+
+    Args:
+        heads: which to compare.
+        noise_std: of the real moment, of all rows.
+        rows: features of the moment, (n, d).
+        logits: of their classes, (n, K).
+        constant: as in `ridge`.
+        most: rows it is run on; noise is scaled down with them.
+        draws: of labels and noise.
+        seed: of everything random here; public.
+    """
+    generator = Generator().manual_seed(seed)
+    some = torch.randperm(len(rows), generator=generator)[:most].to(rows.device)
+    part, noise = rows[some], noise_std * min(1.0, most / max(len(rows), 1))
+    chances, axes = torch.softmax(logits[some], dim=1).cpu(), eigenbasis(gram_of(part))
+    hits = torch.zeros(len(heads), dtype=torch.float64)
+    for draw in range(draws):
+        taught, truth = (torch.multinomial(chances, 1, generator=generator)[:, 0].to(rows.device) for _ in range(2))
+        noisy = mock_release(class_sums(part, taught, chances.shape[1]), noise, len(part), seed + draw)
+        for number, head in enumerate(heads):
+            weight = head(noisy, part, axes, constant=constant).to(part)
+            hits[number] += float(((part @ weight.T).argmax(dim=1) == truth).double().mean())
+    return tuple(float(share) for share in hits / draws)
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Spectrum:
     """Mean (p,), principal components (p, p) and the variances along them (p,), falling, of public features."""
@@ -75,11 +342,11 @@ class Spectrum:
 
 
 def spectrum(features: Tensor, *, rows: int = 20_000, most: int | None = None, seed: int = 0) -> Spectrum:
-    """Principal components from at most `rows` random rows. Any public basis is private; a rough one is good enough.
+    """Find principal components from at most `rows` random rows. Any public basis is private; a rough one is enough.
 
     Args:
         features: public, (n, p).
-        rows: how many of them to look at; all that matters is that they are many times as many as components.
+        rows: how many of them to read; all that matters is that they are many times as many as components.
         most: components wanted; all p when None. Few of many are found by subspace iteration on the covariance matrix
             (Halko, Martinsson and Tropp 2011), all by one eigendecomposition, (p, p) in float64.
         seed: of the rows.
@@ -97,7 +364,7 @@ def spectrum(features: Tensor, *, rows: int = 20_000, most: int | None = None, s
 
 
 def _eigen(matrix: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues, falling, and their vectors."""
+    """Return the largest eigenvalues, falling, and their vectors."""
     wide = most + max(16, most // 8)
     if 2 * wide > len(matrix):
         values, vectors = torch.linalg.eigh(matrix)
@@ -129,7 +396,7 @@ class Basis:
 
     @property
     def width(self) -> int:
-        """Number of features that come out."""
+        """How many features come out."""
         return self.matrix.shape[1] + (self.constant > 0)
 
     @property
@@ -138,15 +405,15 @@ class Basis:
         return self.width - 1 if self.constant > 0 else None
 
     def __call__(self, features: Tensor) -> Tensor:
-        """(n, p) → (n, width) in float32, chunk by chunk."""
+        """Map (n, p) → (n, width) in float32, chunk by chunk."""
         return torch.cat([self._bounded(self._plain(part)) for part in features.split(_ROWS_AT_ONCE)])
 
     def from_turned(self, turned: Tensor) -> Tensor:
-        """The same for rows of which x·matrix is known, (n, r)."""
+        """Do the same for rows of which x·matrix is known, (n, r)."""
         return self._bounded(self._with_constant(turned - self.mean @ self.matrix))
 
     def linear(self, weight: Tensor) -> nn.Linear:
-        """The head Wφ as a layer on x itself; a row's bound scales its scores alike and keeps their order."""
+        """Return the head Wφ as a layer on x itself; a row's bound scales its scores alike and keeps their order."""
         weight = weight.to(self.matrix)
         plain = weight[:, : self.matrix.shape[1]] @ self.matrix.T
         bias = -plain @ self.mean
@@ -170,7 +437,7 @@ class Basis:
 
 
 def prepare(plan: Plan, found: Spectrum, features: Tensor) -> Basis:
-    """The basis of a plan. `features` are asked only for the lengths of their rows, when the plan has a quantile.
+    """Return the basis of a plan; `features` give the lengths of their rows, where the plan has a quantile.
 
     >>> x = torch.tensor([[3.0, 0.0], [-3.0, 0.1], [0.0, -0.1]])
     >>> basis = prepare(Plan(rank=1), spectrum(x), x)
@@ -186,314 +453,16 @@ def prepare(plan: Plan, found: Spectrum, features: Tensor) -> Basis:
     if plan.quantile == 0:
         return free
     parts = [torch.linalg.vector_norm(free._plain(part), dim=1) for part in features.split(_ROWS_AT_ONCE)]
-    bound = _quantile(torch.cat(parts), plan.quantile)
-    return Basis(free.mean, free.matrix, free.constant, bound)
+    lengths = torch.cat(parts).sort().values  # torch.quantile refuses many values
+    place = min(len(lengths) - 1, max(0, math.ceil(plan.quantile * len(lengths)) - 1))
+    return Basis(free.mean, free.matrix, free.constant, float(lengths[place]))
 
 
-def gram_of(rows: Tensor, chunk: int = _ROWS_AT_ONCE) -> Tensor:
-    """Φ'Φ in float64 from float32 products of chunks, (d, d)."""
-    total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
-    for part in rows.split(chunk):
-        total += part.T @ part
-    return total
-
-
-def _quantile(values: Tensor, share: float) -> float:
-    """The smallest value that at least this share does not exceed; torch.quantile refuses many values."""
-    place = min(len(values) - 1, max(0, math.ceil(share * len(values)) - 1))
-    return float(values.sort().values[place])
-
-
-_HELD_OUT = 0.2
-_POWERS = (0.5, 0.75)
-# Ranks are tried upwards until this many in a row were no better.
-_PATIENCE = 3
-# Clusters of more directions are no better pseudo-classes, and take longer.
-_CLUSTERED_DIRECTIONS = 256
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A plan and the share of held-out pseudo-labels it recovered, mean over clusterings and noises."""
-
-    plan: Plan
-    score: float
-
-
-@dataclass(frozen=True, eq=False)
-class Tuning:
-    """The best plan, its basis for all rows, and what every plan tried was worth.
-
-    Args:
-        plan: the winner.
-        basis: its map from features to rows of length at most 1, ready for the moment (radius 1).
-        tried: all plans with their scores, in the order they were tried.
-        scales: for each head, the factor that made its scores on held-out rows honest logits of the pseudo-labels.
-    """
-
-    plan: Plan
-    basis: Basis
-    tried: tuple[Scored, ...]
-    scales: tuple[Scale, ...]
-
-    def fit(self, noisy: NoisyMoments, rows: Tensor, head: Head = ridge_head) -> nn.Linear:
-        """The head from the real moment of `rows`, the basis' features of all rows; a layer on the plain features."""
-        weight = head(noisy, rows, gram_of(rows), constant=self.basis.constant_column)
-        return self.basis.linear(weight)
-
-
-def tune(
-    features: Tensor,
-    num_classes: int,
-    noise: float | Callable[[int], float],
-    *,
-    plans: Sequence[Plan] | None = None,
-    heads: Sequence[Head] = (ridge_head,),
-    num_rows: int | None = None,
-    rows: int = 20_000,
-    clusterings: int = 6,
-    draws: int = 4,
-    most: int | None = None,
-    seed: int = 0,
-    stage: Stage | None = None,
-    report: Callable[[Scored], None] | None = None,
-) -> Tuning:
-    """The plan that recovers pseudo-labels best when the moment has noise of deviation `noise` · radius.
-
-    Args:
-        features: public, (n, p), on the device where the work is to be done.
-        num_classes: K.
-        noise: the noise multiplier σ, `GaussianNoise.for_budget(ε, δ).std`: noise per entry over the longest row. Or a
-            function that gives it for a number of directions.
-        plans: candidates. None: ranks 8, 12, 16, 24, … at power ½, upwards while it pays, and the ranks about the best
-            of them at power ¾.
-        heads: the first plays on all plans; on the winning plan all of them do, for their scales. Which of them to use
-            is better told after the look (`drawn.compare_heads`): clusters overlap more than classes do.
-        num_rows: how many rows the real moment will have; as many as `features` when None.
-        rows: rows the rehearsal is run on. Noise is scaled down with them, so that each row counts as much as it will.
-        clusterings: how many sets of pseudo-labels.
-        draws: noises per set and plan; one per set for the scales.
-        most: the largest rank; 1,024 on a CPU and 4,096 on a GPU when None.
-        seed: of everything random here; public.
-        stage: rows and pseudo-labels from an earlier rehearsal of the same features, which saves most of the time.
-        report: told of every plan tried.
-
-    >>> x = torch.randn(400, 20, generator=Generator().manual_seed(0)) * torch.linspace(3, 0.1, 20)
-    >>> small, large = (tune(x, 3, noise, num_rows=10_000).plan.rank for noise in (500.0, 5.0))
-    >>> small <= large
-    True
-    """
-    by_width = noise if callable(noise) else lambda width: noise
-    if not by_width(1) >= 0 or not heads:
-        raise ValueError(f"noise={noise} must be a noise multiplier, at least 0, and heads={heads!r} not be empty")
-    if stage is None:
-        stage = Stage(
-            features, num_classes, num_rows=num_rows, rows=rows, clusterings=clusterings, most=most, seed=seed
-        )
-    tried: list[Scored] = []
-
-    def score(plan: Plan) -> float:
-        tried.append(Scored(plan, stage.score(plan, heads[0], by_width, draws)))
-        if report is not None:
-            report(tried[-1])
-        return tried[-1].score
-
-    _try_all(score, plans, stage.ranks())
-    # The first of equals: candidates are in order of rank, and less noise is better than more.
-    winner = max(tried, key=lambda scored: scored.score).plan
-    scales = tuple(stage.scale(winner, head, by_width) for head in heads)
-    return Tuning(winner, prepare(winner, stage.found, features), tuple(tried), scales)
-
-
-def _try_all(score: Callable[[Plan], float], plans: Sequence[Plan] | None, ranks: list[int]) -> None:
-    """Every plan given, or ranks upwards at the first power while it pays, then those about the best at the others."""
-    if plans is not None:
-        if not plans:
-            raise ValueError("plans is empty; give at least one, or None for the usual ones")
-        for plan in plans:
-            score(plan)
-        return
-    scores: list[float] = []
-    for rank in ranks:
-        scores.append(score(Plan(rank, _POWERS[0])))
-        if len(scores) - scores.index(max(scores)) > _PATIENCE:
-            break
-    best = scores.index(max(scores))
-    for power in _POWERS[1:]:
-        # Stronger whitening wants fewer directions, seldom more.
-        for rank in ranks[max(0, best - 2) : best + 2]:
-            score(Plan(rank, power))
-
-
-def _most_components(features: Tensor) -> int:
-    return 4096 if features.is_cuda else 1024
-
-
-class Stage:
-    """Some rows in the basis of their components, several sets of pseudo-labels for them, and scores.
-
-    Arguments as for `tune`; `per_class` clusters are merged to make one pseudo-class.
-    """
-
-    def __init__(
-        self,
-        features: Tensor,
-        num_classes: int,
-        *,
-        num_rows: int | None = None,
-        rows: int = 20_000,
-        clusterings: int = 6,
-        per_class: int = 10,
-        most: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        found = spectrum(features, most=most or _most_components(features), seed=seed)
-        order = torch.randperm(len(features), generator=Generator().manual_seed(seed))[:rows]
-        self.trained = max(1, round(len(order) * (1 - _HELD_OUT)))
-        if self.trained == len(order):
-            raise ValueError(f"features has {len(features)} rows; a rehearsal holds some out: give at least 3")
-        # Once for all plans: they scale these columns.
-        self.turned = (features[order.to(features.device)].float() - found.mean) @ found.components
-        self.features, self.found, self.variances = features, found, found.variances
-        self.num_classes = checked_count("num_classes", num_classes)
-        self.share = self.trained / (num_rows or len(features))
-        self.per_class, self.seed = checked_count("per_class", per_class), seed
-        count = checked_count("clusterings", clusterings)
-        # Every other one is of half-whitened features, in which lesser directions count, too.
-        self.pseudo = [self._pseudo_labels(0.5 * (number % 2), seed + number) for number in range(count)]
-
-    def _pseudo_labels(self, power: float, seed: int) -> Tensor:
-        """Rows' classes (m,): several clusters to a class, fewer where rows are few, merged at random."""
-        # Components with hardly any variance cost time and decide nothing.
-        energy = self.variances.pow(1 - power).cumsum(0)
-        rank = min(_CLUSTERED_DIRECTIONS, int((energy < 0.95 * energy[-1]).sum()) + 1)
-        points = self.turned[:, :rank] * self.variances[:rank].clamp_min(1e-30).pow(-power / 2)
-        clusters = min(len(points), max(self.num_classes, min(self.per_class * self.num_classes, len(points) // 10)))
-        members = kmeans(points, clusters, iterations=20, tolerance=1e-3, seed=seed).members
-        classes = torch.arange(clusters) % self.num_classes
-        merged = classes[torch.randperm(clusters, generator=Generator().manual_seed(seed))]
-        return merged.to(members.device)[members]
-
-    def ranks(self) -> list[int]:
-        """Numbers of directions to try, rising."""
-        most = min(len(self.variances), max(1, len(self.features) // 4))
-        steps = [size << step for step in range(16) for size in (8, 12)]
-        return [*(rank for rank in steps if rank < most), most]
-
-    def score(self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int) -> float:
-        """Share of held-out pseudo-labels that the head recovers."""
-        hits = [
-            (scores.argmax(dim=1) == labels).double().mean() for scores, labels in self.play(plan, head, noise, draws)
-        ]
-        return float(torch.stack(hits).mean())
-
-    def scale(self, plan: Plan, head: Head, noise: Callable[[int], float]) -> Scale:
-        """The factor that makes the head's scores on held-out rows honest logits, over all sets of pseudo-labels."""
-        return pooled_scale(
-            likeliest_scale(scores, scores.gather(1, labels[:, None]).sum(dtype=torch.float64))
-            for scores, labels in self.play(plan, head, noise, 1)
-        )
-
-    def play(
-        self, plan: Plan, head: Head, noise: Callable[[int], float], draws: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The head's scores (m, K) of held-out rows and their pseudo-labels (m,), for each set of these and noise."""
-        rank = min(plan.rank, len(self.variances))
-        turned = self.turned[:, :rank]
-        basis = prepare(plan, Spectrum(torch.zeros_like(turned[0]), self.variances[:rank], _unit(turned)), turned)
-        rows = basis(turned)
-        trained, held = rows[: self.trained], rows[self.trained :]
-        axes = eigenbasis(gram_of(trained))
-        for labels in self.pseudo:
-            moment = class_sums(trained, labels[: self.trained], self.num_classes)
-            for draw in range(draws):
-                noisy = tuned(moment, noise(basis.width) * self.share, self.trained, self.seed + draw)
-                weight = head(noisy, trained, axes, constant=basis.constant_column).to(held)
-                yield held @ weight.T, labels[self.trained :]
-
-
-def _unit(turned: Tensor) -> Tensor:
-    return torch.eye(turned.shape[1], device=turned.device)
-
-
-def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Σ_i onehot(label_i) ⊗ φ_i for public pseudo-labels, (K, d) in float64."""
-    onehot = torch.nn.functional.one_hot(labels, num_classes).to(rows.dtype)
-    return (onehot.T @ rows).double()
-
-
-def tuned(moment: Tensor, noise_std: float, num_rows: int, seed: int) -> NoisyMoments:
-    """What the mechanism would release of this moment (radius 1), with noise from a public seed: protects nobody."""
-    # Feature by feature: plans of different rank meet the same noise on features they share, and differ less by luck.
-    drawn = torch.randn(moment.shape[::-1], generator=Generator().manual_seed(seed), dtype=torch.float64)
-    noise = drawn.T.to(moment.device)
-    noise = (noise - noise.mean(dim=0)) * noise_std
-    return NoisyMoments(
-        value=(moment + noise).cpu().numpy(),
-        total=moment.sum(dim=0).cpu().numpy(),
-        num_rows=num_rows,
-        noise="rehearsed Gaussian",
-        noise_std=noise_std,
-        radius=1.0,
-    )
-
-
-# --- drawn --------------------
-#
-# A second rehearsal, after the look: on labels drawn from the probabilities that the look gave.
-#
-# Clusters overlap more than classes do, which is kind to heads that take noise badly. Once there are probabilities, there
-# are better pseudo-labels: drawn from them, they are mixed up just as much as the real ones seem to be, and by the same
-# features (parametric bootstrap; Efron 1979). All of it is post-processing.
-
-
-def compare_heads(
-    heads: Sequence[Head],
-    noise_std: float,
-    rows: Tensor,
-    logits: Tensor,
-    *,
-    constant: int | None = None,
-    most: int = 20_000,
-    draws: int = 2,
-    seed: int = 0,
-) -> tuple[float, ...]:
-    """For each head, the share of rows whose label it would recover, were labels drawn from softmax(logits).
-
-    The head is fitted to the moment of drawn labels, with noise as large as the real one, and judged by labels of the
-    same rows that are drawn anew.
-
-    Args:
-        heads: which to compare.
-        noise_std: of the real moment, of all rows.
-        rows: features of the moment, (n, d).
-        logits: of their classes, (n, K).
-        constant: as in `ridge`.
-        most: rows it is run on; noise is scaled down with them.
-        draws: of labels and noise.
-        seed: of everything random here; public.
-    """
-    generator = Generator().manual_seed(seed)
-    some = torch.randperm(len(rows), generator=generator)[:most].to(rows.device)
-    part, noise = rows[some], noise_std * min(1.0, most / max(len(rows), 1))
-    channel, axes = torch.softmax(logits[some], dim=1).cpu(), eigenbasis(gram_of(part))
-    hits = torch.zeros(len(heads), dtype=torch.float64)
-    for draw in range(draws):
-        taught, asked = (torch.multinomial(channel, 1, generator=generator)[:, 0].to(rows.device) for _ in range(2))
-        noisy = tuned(class_sums(part, taught, channel.shape[1]), noise, len(part), seed + draw)
-        for number, head in enumerate(heads):
-            weight = head(noisy, part, axes, constant=constant).to(part)
-            hits[number] += float(((part @ weight.T).argmax(dim=1) == asked).double().mean())
-    return tuple(float(share) for share in hits / draws)
-
-
-# --- plan_file --------------------
-#
-# What a rehearsal found, on disk: arrays and a JSON description in one .npz file, without pickle.
+# -- on disk -----------------------------------------------------------------------------------------------------------
 
 
 def save_plan(path: Path, found: Tuning, note: Mapping[str, Any]) -> None:
-    """Write a rehearsal and a note of plain JSON values; an older file stays until the new one is whole."""
+    """Write what tuning found and a note of plain JSON values; an older file stays until the new one is whole."""
     tried = [[asdict(scored.plan), scored.score] for scored in found.tried]
     scales = [asdict(scale) for scale in found.scales]
     described = {"plan": asdict(found.plan), "tried": tried, "scales": scales, "note": dict(note)}
@@ -507,7 +476,7 @@ def save_plan(path: Path, found: Tuning, note: Mapping[str, Any]) -> None:
 
 
 def load_plan(path: Path, note: Mapping[str, Any], device: torch.device) -> Tuning:
-    """Read what `save_plan` wrote, or ValueError if its note is another one."""
+    """Read what `save_plan` wrote; raise ValueError if its note is another one."""
     with np.load(path, allow_pickle=False) as arrays:
         fields = json.loads(str(arrays["description"]))
         mean, matrix = (torch.from_numpy(arrays[name]).to(device) for name in ("mean", "matrix"))

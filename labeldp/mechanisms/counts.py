@@ -13,7 +13,8 @@ import numpy.typing as npt
 from labeldp.core.events import DiscreteGaussian, Event, PureDP
 from labeldp.core.gaussian import analytic_gaussian_std
 from labeldp.core.random import SMALLEST_RATE, SecureRandom, exp_coins
-from labeldp.core.vault import LabelArray, checked_classes, checked_epsilon, checked_integer, pieces, same_classes
+from labeldp.core.vault import LabelArray
+from labeldp.mechanisms.common import checked_classes, checked_epsilon, checked_integer, pieces, same_classes
 from labeldp.releases import BoolArray, FloatArray, NoisyCounts
 
 
@@ -58,7 +59,7 @@ class LaplaceNoise:
 class GaussianNoise:
     """Discrete Gaussian noise for counts, P(x) ∝ e^{-x²/(2·std²)} (Canonne, Kamath & Steinke 2020).
 
-    Smaller than Laplace noise only when many answers compose. Its cost is that of the exact discrete law:
+    Smaller than Laplace noise only when many releases compose. Its cost is that of the exact discrete distribution:
     two cells move by 1 each.
 
     >>> round(GaussianNoise.for_budget(epsilon=1.0, delta=1e-5).std, 3)
@@ -74,13 +75,13 @@ class GaussianNoise:
 
     @classmethod
     def for_budget(cls, epsilon: float, delta: float) -> GaussianNoise:
-        """The noise for one answer with this (ε, δ).
+        """The noise for one release with this (ε, δ).
 
-        At least the noise of the continuous law (Balle & Wang 2018, distance √2), and more until the
-        discrete law, which for small noise is another one, meets the budget too.
+        At least the noise of the continuous distribution (Balle & Wang 2018, distance √2), and more until the
+        discrete distribution, which for small noise is another one, meets the budget too.
         """
         std = analytic_gaussian_std(epsilon, delta, math.sqrt(2.0))
-        while _delta(std, epsilon) > delta:
+        while DiscreteGaussian(std, (1, 1)).profile(epsilon)[0] > delta:
             std *= 1.0 + 2.0**-10
         return cls(std)
 
@@ -94,7 +95,7 @@ class GaussianNoise:
         return math.sqrt(2.0 * np.sum(np.arange(1, 400.0) ** 2 * weights) / (1.0 + 2.0 * weights.sum()))
 
     def event(self) -> Event:
-        """The exact discrete law, with two counts moving by one."""
+        """The exact discrete distribution, with two counts moving by one."""
         return DiscreteGaussian(self.std, (1, 1))
 
     def draw(self, rng: SecureRandom, size: int) -> npt.NDArray[np.int64]:
@@ -102,13 +103,9 @@ class GaussianNoise:
         return rng.discrete_gaussian(self.std, size)
 
 
-def _delta(std: float, epsilon: float) -> float:
-    return float(DiscreteGaussian(std, (1, 1)).profile(np.array([epsilon]))[0])
-
-
 @dataclass(frozen=True, eq=False)
 class GroupCounts:
-    """How many rows of each public group have each class, plus noise on every cell: one look.
+    """How many rows of each public group have each class, plus noise on every cell: one query.
 
     `groups` gives each row's group, 0 to num_groups − 1. It must not depend on the labels.
 
@@ -167,9 +164,7 @@ def _checked_groups(groups: npt.ArrayLike, num_groups: int) -> npt.NDArray[np.in
     return copied
 
 
-# --- votes --------------------
-#
-# The winning class of each public group and nothing else: cluster labels at less noise than noisy counts.
+# -- the winning class of each group and nothing else --------------------------------------------------------
 
 
 Winners = npt.NDArray[np.int64]
@@ -179,7 +174,7 @@ _CELLS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, eq=False, init=False)
 class GroupVotes:
-    """The class with most rows in each public group, by permute-and-flip (McKenna and Sheldon 2020): one look.
+    """The class with most rows in each public group, by permute-and-flip (McKenna and Sheldon 2020): one query.
 
         class c comes up heads with probability p_c = e^{-(ε/2)·(n_max − n_c)};  the winner is any of the heads,
         all alike.   P(c wins) = p_c · ∫₀¹ Π_{j≠c} (1 − u·p_j) du
@@ -187,7 +182,7 @@ class GroupVotes:
     n_c is the group's count of class c. The largest class is always heads, so there is a winner; to take one of the
     heads at random is to flip in random order until the first. Coins are exact: no probability is ever rounded.
 
-    Proof of ε-privacy. The same law has argmax_c n_c + E_c with independent exponential E_c, P(E ≥ m) =
+    Proof of ε-privacy. The same distribution has argmax_c n_c + E_c with independent exponential E_c, P(E ≥ m) =
     min(1, e^{-(ε/2)·m}) (Ding et al. 2021): integrate over the winning value s with u = e^{-(ε/2)·(s − n_max)}. Given
     the others' E, class c wins iff E_c ≥ m = max_{j≠c}(n_j + E_j) − n_c. A replaced label takes 1 from one count of
     its group and adds 1 to another, so m rises by at most 2, and P(E ≥ m + 2) ≥ e^{-ε}·P(E ≥ m). The other groups are

@@ -1,4 +1,10 @@
-"""The label-feature moment, released once: all that a linear head needs to know about the labels."""
+"""The label-feature moment, released once: all that a linear head needs to know about the labels.
+
+Exact sums of public features by secret class, one block of rows at a time.
+
+A feature is rounded to a multiple of a public power of two, the grid's step, before it is added: sums of such numbers
+are sums of integers, so they are exact and do not depend on the order or on the size of the chunks.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +22,13 @@ from scipy.sparse import csc_array  # pyright: ignore[reportMissingTypeStubs]
 
 from labeldp.core.events import Event, Gaussian, GridGaussian, PureDP
 from labeldp.core.random import LARGEST_STD, SMALLEST_RATE, SecureRandom
-from labeldp.core.vault import LabelArray, checked_classes, checked_integer, pieces, same_classes
+from labeldp.core.vault import LabelArray
+from labeldp.mechanisms.common import checked_classes, checked_integer, pieces, same_classes
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.users import Charge, Users, group_charges
 from labeldp.releases import FloatArray, NoisyMoments
 
-# --- moment_sums --------------------
-#
-# Exact sums of public features by secret class, one block of rows at a time.
-#
-# A feature is rounded to a multiple of a public power of two, the grid's step, before it is added: sums of such numbers
-# are sums of integers, so they are exact and do not depend on the order or on the size of the chunks.
+# -- exact sums of public features by secret class -----------------------------------------------------------
 
 
 Block = npt.NDArray[Any]
@@ -152,9 +154,7 @@ class GridSum:
         return self._selector
 
 
-# --- moment_bounds --------------------
-#
-# Public bounds on how much one row, or one user, adds to a moment: the grid, and rows scaled down to a radius.
+# -- public bounds on what one row, or one user, adds --------------------------------------------------------
 
 
 # Rounding to the grid may lengthen a row by this part of the radius, and the noise with it.
@@ -273,24 +273,25 @@ _SMALLEST_RADIUS, _LARGEST_RADIUS = 1e-10, 1e10
 
 @dataclass(frozen=True, eq=False, init=False)
 class Moments:
-    """Σ_i onehot(y_i) ⊗ φ_i plus noise on every entry, (K, d): one look.
+    """Σ_i onehot(y_i) ⊗ φ_i plus noise on every entry, (K, d): one query.
 
     For a linear head W the labels enter softmax regression, Σ_i lse(Wφ_i) − ⟨W, S⟩, and least squares only through
     this S, which does not depend on W. So it is released once and everything else is post-processing.
 
     Gaussian noise. A replaced label takes φ_i from row y and adds it to row y′: the moment moves by √2·|φ_i| ≤ √2·B.
-    Noise of deviation σ·B, σ = `noise.std`, is then a Gaussian look with μ = √2/σ, the same as for counts (φ = 1).
+    Noise of deviation σ·B, σ = `noise.std`, is then a Gaussian query with μ = √2/σ, the same as for counts (φ = 1).
     Laplace noise. |φ_i|₁ ≤ B instead, the moment moves by 2B in the norm of order 1, and the rate is ε/(2B): ε-private.
 
     Exact noise. Features are public and are rounded to a public grid of step g *before* they are added, so that the
     moment is an integer multiple of g, and B is replaced by the bound on rounded rows (`Grid`): that is the length
     that counts. Laplace noise is then exact on the integers, and ε-privacy is a ratio of two exponents.
-    Gaussian noise is the discrete law of deviation s, in steps, with s² ≥ (σB/g)²·(1 + 2^-39) + 4.
+    Gaussian noise is the discrete distribution of deviation s, in steps, with s² ≥ (σB/g)²·(1 + 2^-39) + 4.
     Proof. Let U = x + N(0, s² − 4) and Y a discrete Gaussian of deviation 2 around U: a post-processing of a Gaussian
-    answer. P(Y = k) = ∫ N(u; x, s² − 4)·e^{−(k−u)²/8}/ρ(u) du with ρ(u) = Σ_j e^{−(j−u)²/8} = √(8π)·(1 ± η),
-    η < 1.1·10^-34, by Poisson summation. Up to factors 1 ± 3η, then, Y has the discrete law of deviation s around x.
-    Over the cells that move (at most 10⁸) the loss shifts by less than 10^-25, which the factor 1 + 2^-39 outweighs for
-    10^-7 ≤ μ ≤ 10. Hence no pair of neighbours is told apart better than by Gaussian noise of deviation σB.
+    release. P(Y = k) = ∫ N(u; x, s² − 4)·e^{−(k−u)²/8}/ρ(u) du with ρ(u) = Σ_j e^{−(j−u)²/8} = √(8π)·(1 ± η),
+    η < 1.1·10^-34, by Poisson summation. Up to factors 1 ± 3η, then, Y has the discrete distribution of deviation s
+    around x. Over the cells that move (at most 10⁸) the loss shifts by less than 10^-25, which the factor 1 + 2^-39
+    outweighs for 10^-7 ≤ μ ≤ 10. Hence no pair of neighbours is told apart better than by Gaussian noise of deviation
+    σB.
 
     The sum over classes is public, Σ_i φ_i. What the noise adds to it is taken off again in equal parts, which is
     post-processing, and the noise keeps (K − 1)/K of its variance, half for two classes.
@@ -349,7 +350,7 @@ class Moments:
         return (GridGaussian if self.exact else Gaussian)(self.noise.std, math.sqrt(2.0))
 
     def charges(self, users: Users) -> Sequence[Charge]:
-        """What it costs a user: one look where it was made for users, else as many as the user has rows."""
+        """What it costs a user: one query where it was made for users, else as many as the user has rows."""
         if self.users is None:
             return group_charges(self, users)
         if not users.same_as(self.users):

@@ -1,13 +1,13 @@
-"""Randomized response among a set of answers: all classes, given sets, or the best sets for a prior.
+"""Randomized response among a set of responses: all classes, given sets, or the best sets for a prior.
 
-One law and one sampler serve all three. Row i has a public set S of k ≥ 1 allowed answers; N = e^ε + k − 1:
+One channel and one sampler serve all three. Row i has a public set S of k ≥ 1 allowed responses; N = e^ε + k − 1:
 
     label y in S:      P(y) = e^ε/N,  P(any other member) = 1/N
     label y not in S:  P(any member) = 1/k
 
-Proof of ε-privacy. Every answer's probability is one of e^ε/N ≥ 1/k ≥ 1/N, and the outer two have ratio e^ε.
+Proof of ε-privacy. Every response's probability is one of e^ε/N ≥ 1/k ≥ 1/N, and the outer two have ratio e^ε.
 The sets depend on public things only, so they may be shown. The probabilities are multiples of 2^-64,
-rounded so that no ratio exceeds e^ε (`response_thresholds`); the law below states them to within k·2^-64.
+rounded so that no ratio exceeds e^ε (`response_thresholds`); the channel below states them to within k·2^-64.
 
 Warner 1965, Randomized Response; Ghazi, Golowich, Kumar, Manurangsi & Zhang 2021, Deep Learning with Label
 Differential Privacy.
@@ -26,23 +26,21 @@ import numpy as np
 import numpy.typing as npt
 
 from labeldp.core.events import Event, PureDP
-from labeldp.core.random import SecureRandom, response_thresholds
-from labeldp.core.vault import (
-    LabelArray,
-    Mechanism,
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelArray, Mechanism
+from labeldp.mechanisms.common import (
     checked_classes,
     checked_epsilon,
     checked_integer,
     described,
     pieces,
+    response_thresholds,
     same_classes,
 )
 from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 from labeldp.releases import BoolArray, Channel, FloatArray, IntArray, NoisyLabels
 
-# --- response_draws --------------------
-#
-# Drawing the answers of randomized response: from words to members of sets, piece by piece.
+# -- drawing: from words to members of sets ------------------------------------------------------------------
 
 
 WordArray = npt.NDArray[np.uint64]
@@ -52,7 +50,7 @@ WordArray = npt.NDArray[np.uint64]
 class Thresholds:
     """Where a word belongs: gap and width per set size, twice (label outside, label inside the set).
 
-    A uniform answer has gap 0 and width ⌊2^64/k⌋; its few left-over words are replaced by an exact draw.
+    A uniform response has gap 0 and width ⌊2^64/k⌋; its few left-over words are replaced by an exact draw.
     """
 
     honest: bool
@@ -73,7 +71,7 @@ class Thresholds:
         return cls(epsilon == math.inf, gaps, widths)
 
     def response(self, labels: LabelArray, sets: BoolArray | None, rng: SecureRandom) -> npt.NDArray[Any]:
-        """One answer per label. Only this function and `_inside` look at the labels."""
+        """One response per label. Only this function and `_inside` look at the labels."""
         sizes, inside = _inside(labels, sets, (len(self.gaps) - 2) // 2)
         keep, position = self._draw(sizes, inside, len(labels), rng)
         if self.honest:
@@ -114,9 +112,7 @@ def _member(sets: BoolArray | None, sizes: Any, position: npt.NDArray[np.int64])
     return classes[first + position] % sets.shape[1]
 
 
-# --- priors --------------------
-#
-# Which answers to allow when a prior is known: the optimal sets of RRWithPrior.
+# -- which responses to allow when a prior is known ----------------------------------------------------------
 
 
 # Room for the sum of a row in float64.
@@ -143,9 +139,9 @@ def checked_prior(prior: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def likely_sets(weights: npt.NDArray[Any], epsilon: float) -> BoolArray:
-    """The set S of each row that maximises P(answer = label), as booleans of the prior's shape.
+    """The set S of each row that maximises P(response = label), as booleans of the prior's shape.
 
-    With p_(1) ≥ p_(2) ≥ … and S the k likeliest, P(answer = label) = e^ε·(p_(1) + … + p_(k))/(e^ε + k − 1).
+    With p_(1) ≥ p_(2) ≥ … and S the k likeliest, P(response = label) = e^ε·(p_(1) + … + p_(k))/(e^ε + k − 1).
     Going from k to k + 1 does not lower it iff  Σ_{j≤k} (p_(j) − p_(k+1)) ≤ p_(k+1)·(e^ε − 1).
     The left side grows with k and the right side falls, so there is one peak and the condition holds up to
     it; among equal peaks the largest set is taken. In terms of one class:
@@ -154,7 +150,7 @@ def likely_sets(weights: npt.NDArray[Any], epsilon: float) -> BoolArray:
 
     which needs no normalisation and no rule for ties: equal classes enter together. For equal p the left
     side is exactly 0, so a uniform (or all-zero) prior allows every class at every ε ≥ 0. At ε = ∞ every
-    class is allowed, whatever the prior: then the answer is the label.
+    class is allowed, whatever the prior: then the response is the label.
     """
     if epsilon == math.inf:
         return np.ones(weights.shape, dtype=np.bool_)
@@ -218,7 +214,7 @@ class SetResponse(ABC):
         return PureDP(self.epsilon)
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyLabels:
-        """One answer per label, in the labels' own type."""
+        """One response per label, in the labels' own type."""
         responses = np.empty_like(labels)
         thresholds = Thresholds.of(self.epsilon, self.set_sizes())
         sets, wide = self.sets, self.num_classes if _per_row(self.sets) else 1
@@ -227,20 +223,20 @@ class SetResponse(ABC):
             responses[rows] = thresholds.response(labels[rows], part, rng)
         return NoisyLabels(self, responses)
 
-    # -- law ------------------------------------------------------------------------------------------------
+    # -- channel ------------------------------------------------------------------------------------------------
 
     def members(self) -> BoolArray:
-        """Which answers are allowed: (K,) where all rows share one set, else (n, K)."""
+        """Which responses are allowed: (K,) where all rows share one set, else (n, K)."""
         return np.ones(self.num_classes, dtype=np.bool_) if self.sets is None else self.sets
 
     def set_sizes(self) -> npt.NDArray[np.int64]:
-        """The number k of allowed answers: shape () where all rows share one set, else (n,)."""
+        """The number k of allowed responses: shape () where all rows share one set, else (n,)."""
         if self.sets is None:
             return np.asarray(self.num_classes)
         return np.asarray(np.count_nonzero(self.sets, axis=-1))
 
     def probabilities(self, label: int, row: int = 0) -> FloatArray:
-        """P(answer | label) of one row, (1, K)."""
+        """P(response | label) of one row, (1, K)."""
         members = self.members() if not _per_row(self.sets) else self.members()[row]
         own, other, outside = np.exp(_log_chances(self.epsilon, np.count_nonzero(members)))
         chances = np.where(members, other if members[label] else outside, 0.0)
@@ -249,7 +245,7 @@ class SetResponse(ABC):
         return chances[None, :]
 
     def log_likelihood(self, responses: IntArray) -> FloatArray:
-        """log P(answer | class), (n, K): −∞ throughout where the answer is not allowed."""
+        """log P(response | class), (n, K): −∞ throughout where the response is not allowed."""
         sets, sizes, rows = self._sets_of(len(responses)), self._sizes_of(len(responses)), np.arange(len(responses))
         own, other, outside = _log_chances(self.epsilon, sizes)
         result = np.where(sets, other[:, None], outside[:, None])
@@ -258,10 +254,10 @@ class SetResponse(ABC):
         return result
 
     def unbiased(self, responses: IntArray) -> FloatArray:
-        """(onehot(answer) − p)/(1 − k·p) on the set, p = 1/N, and 0 off it, (n, K).
+        """(onehot(response) − p)/(1 − k·p) on the set, p = 1/N, and 0 off it, (n, K).
 
         Its mean is onehot(y) for y in the set. For y outside it is the uniform vector on the set: the
-        answer's law is then the same for every such y, so no estimate from it is unbiased.
+        response's channel is then the same for every such y, so no estimate from it is unbiased.
         """
         num_rows, keep = len(responses), math.exp(-self.epsilon)
         result = np.zeros((num_rows, self.num_classes))
@@ -275,11 +271,11 @@ class SetResponse(ABC):
         return result
 
     def informative(self, num_rows: int) -> BoolArray:
-        """Rows with at least two allowed answers, when ε is not zero to 64 bits, (n,)."""
+        """Rows with at least two allowed responses, when ε is not zero to 64 bits, (n,)."""
         return (self._sizes_of(num_rows) > 1) & (self.epsilon >= _LEAST_EPSILON)
 
     def take(self, rows: IntArray) -> Self:
-        """The law of these rows, in this order."""
+        """The channel of these rows, in this order."""
         if self.sets is None or self.sets.ndim == 1:
             return self
         part = copy.copy(self)
@@ -320,7 +316,7 @@ class RandomizedResponse(SetResponse):
 
 
 class TopKResponse(SetResponse):
-    """Randomized response within given sets of answers: RRTop-k of Ghazi et al. 2021.
+    """Randomized response within given sets of responses: RRTop-k of Ghazi et al. 2021.
 
     `members` is boolean, (K,) or (n, K), and public. A label outside its set is answered uniformly.
 
@@ -340,7 +336,7 @@ class TopKResponse(SetResponse):
             )
         empty = int(np.count_nonzero(~sets.any(axis=-1)))
         if empty:
-            raise ValueError(f"members allows no answer in {empty} rows; allow at least one in each")
+            raise ValueError(f"members allows no response in {empty} rows; allow at least one in each")
         self._set(checked_epsilon(epsilon), sets.shape[-1], sets)
 
     @classmethod
@@ -348,7 +344,7 @@ class TopKResponse(SetResponse):
         """Each row's k likeliest classes; of equally likely ones the lower index first."""
         weights = checked_prior(prior)
         if not 1 <= k <= weights.shape[-1]:
-            raise ValueError(f"k is {k}; give a number of answers from 1 to {weights.shape[-1]}")
+            raise ValueError(f"k is {k}; give a number of responses from 1 to {weights.shape[-1]}")
         best = np.argsort(-weights.astype(np.float64), axis=-1, kind="stable")[..., :k]
         sets = np.zeros(weights.shape, dtype=np.bool_)
         np.put_along_axis(sets, best, True, axis=-1)
@@ -366,7 +362,7 @@ class TopKResponse(SetResponse):
 class PriorResponse(SetResponse):
     """Randomized response within the sets that keep most labels true: RRWithPrior of Ghazi et al. 2021.
 
-    Of all ε-private ways to answer it has the largest probability that the answer is the label, when labels
+    Of all ε-private ways to answer it has the largest probability that the response is the label, when labels
     follow `prior`, (K,) or (n, K), unnormalised (Theorem 3 there). `priors.likely_sets` finds the sets and
     shows why; the prior itself is not kept. It must not depend on the labels that are about to be answered.
 
@@ -397,9 +393,7 @@ def _log_chances(epsilon: float, sizes: npt.ArrayLike) -> tuple[FloatArray, Floa
     return own, own - epsilon, -np.log(k)
 
 
-# --- randomizers --------------------
-#
-# The per-row mechanisms, and reading one back from its description.
+# -- reading a mechanism back from its description -----------------------------------------------------------
 
 
 __all__ = [
@@ -413,7 +407,7 @@ __all__ = [
 
 
 def channel_from_description(description: Mapping[str, Any], prior: npt.ArrayLike | None = None) -> Channel:
-    """The law that `describe` described. A file keeps parameters, not arrays of a number per row and class.
+    """The channel that `describe` described. A file keeps parameters, not arrays of a number per row and class.
 
     `prior` is what the per-row sets were made from: needed for prior-response, and for top-k-response with a
     set per row, where it may also be the boolean sets themselves.
@@ -434,7 +428,7 @@ def channel_from_description(description: Mapping[str, Any], prior: npt.ArrayLik
 
 
 def _same(channel: Channel, description: Mapping[str, Any]) -> None:
-    # Another prior than the one used would give another law, and wrong evidence without a word.
+    # Another prior than the one used would give another channel, and wrong evidence without a word.
     for key, value in channel.describe().items():
         if description.get(key) != value:
             raise ValueError(f"{key} is {value!r}, but the description says {description.get(key)!r}")
@@ -482,9 +476,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], float, npt.ArrayLike | None], C
 }
 
 
-# --- rounding --------------------
-#
-# Numbers rounded at random to a few classes, without bias, in front of any mechanism for classes.
+# -- numbers rounded at random to a few classes --------------------------------------------------------------
 
 
 Out = TypeVar("Out")
@@ -502,7 +494,7 @@ class Rounded(Generic[Out]):
 
     Proof. Fix all coins. Then the classes are a function of the levels, row by row: replacing one level replaces one
     class, or none, and `inner` keeps its promise about that. The coins do not depend on the levels, and a mixture, with
-    the same weights, of pairs that keep a promise keeps it too (the curves δ(ε) are convex in the pair of laws).
+    the same weights, of pairs that keep a promise keeps it too (the curves δ(ε) are convex in the pair of channels).
 
     Args:
         inner: a mechanism about k classes.

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from labeldp.core.events import Event, PureDP
 from labeldp.core.random import SecureRandom, exp_coins
-from labeldp.core.vault import LabelArray, checked_classes, checked_epsilon, pieces, same_classes
+from labeldp.core.vault import LabelArray
+from labeldp.mechanisms.common import checked_classes, checked_epsilon, pieces, same_classes
 from labeldp.releases import BoolArray, FloatArray
 
 _ROWS_AT_ONCE = 1 << 16
@@ -19,17 +20,17 @@ _ROWS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, eq=False, init=False)
 class BestCandidate:
-    """The candidate with most right predictions, by permute-and-flip (McKenna and Sheldon 2020): one look.
+    """The candidate with most right predictions, by permute-and-flip (McKenna and Sheldon 2020): one query.
 
         s_c = #{i : prediction_ci = y_i};  candidate c comes up heads with probability p_c = e^{-(ε/2)·(s_max − s_c)};
         the winner is any of the heads, all alike.   P(c wins) = p_c · ∫₀¹ Π_{j≠c} (1 − u·p_j) du
 
-    Predictions are public: the candidates must have learnt from other rows, or from answers that were paid for.
+    Predictions are public: the candidates must have learnt from other rows, or from releases that were paid for.
     The best candidate is always heads, so there is a winner, and a candidate g rows behind the best wins with chance at
     most e^{-(ε/2)·g}: with C of them the winner is in the mean at most about (2/ε)·ln C rows worse. No mechanism of
     this kind does better at every score table (McKenna and Sheldon 2020).
 
-    Proof of ε-privacy. The same law has argmax_c s_c + E_c with independent exponential E_c, P(E ≥ m) = min(1,
+    Proof of ε-privacy. The same distribution has argmax_c s_c + E_c with independent exponential E_c, P(E ≥ m) = min(1,
     e^{-(ε/2)·m}) (Ding et al. 2021). Given the others' E, candidate c wins iff E_c ≥ m = max_{j≠c}(s_j + E_j) − s_c. A
     replaced label takes at most 1 from every score or adds at most 1, so m rises by at most 2, and P(E ≥ m + 2) ≥
     e^{-ε}·P(E ≥ m). Scores do move against each other, where one candidate said the old label and another says the new

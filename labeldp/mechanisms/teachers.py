@@ -1,4 +1,4 @@
-"""PATE inside the vault: teachers on disjoint label shards vote, and only noisy answers leave (Confident-GNMax)."""
+"""PATE inside the vault: teachers on disjoint label shards vote, and only noisy responses leave (Confident-GNMax)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from labeldp.core.events import TeacherVoting
 from labeldp.core.random import LARGEST_STD, SecureRandom
-from labeldp.core.vault import LabelArray, checked_classes, checked_integer, pieces, same_classes
+from labeldp.core.vault import LabelArray
+from labeldp.mechanisms.common import checked_classes, checked_integer, pieces, same_classes
 
 Rows = npt.NDArray[np.int64]
 Responses = npt.NDArray[np.int64]
@@ -32,24 +33,25 @@ _LEAST_MU, _MOST_MU = 1e-7, 10.0
 
 @dataclass(frozen=True, eq=False)
 class TeacherVotes:
-    """Labels for public queries by the votes of teachers, each trained on labels of its own: one look.
+    """Labels for public queries by the votes of teachers, each trained on labels of its own: one query.
 
-        n_qc = teachers that vote for class c on query q.   If max_c n_qc + N(0, s₁²) ≥ threshold, the answer is
-        argmax_c (n_qc + N(0, s²)), fresh noise on every class; else "no answer". After `responses` answers: silence.
+        n_qc = teachers that vote for class c on query q.   If max_c n_qc + N(0, s₁²) ≥ threshold, the response is
+        argmax_c (n_qc + N(0, s²)), fresh noise on every class; else "no response". After `responses` responses:
+        silence.
 
     Confident-GNMax (Papernot et al. 2018), with labels as the only secret (Malek et al. 2021; Tang et al. 2022,
     Algorithms 4 and 5): every teacher may use all features, so that it can be trained semi-supervised.
 
-    Proof of μ-Gaussian privacy, μ² = Q/s₁² + 2A/s² for Q queries and at most A answers (`TeacherVoting`).
+    Proof of μ-Gaussian privacy, μ² = Q/s₁² + 2A/s² for Q queries and at most A responses (`TeacherVoting`).
     1. Shards are disjoint and drawn from a public seed. So a replaced label changes at most the labels of one shard and
        the votes of one teacher: on each query one count falls by 1 and another rises by 1, or one of the two
        (a vote outside 0 … K − 1 is none), or nothing moves. The largest count moves by ≤ 1, all counts by ≤ √2.
-    2. Suppose even that the noisy counts were published. A comparison is then a Gaussian answer that moves by 1/s₁
-       deviations, an answer one that moves by √2/s, and what was published before decides which comes next. Let
+    2. Suppose even that the noisy counts were published. A comparison is then a Gaussian response that moves by 1/s₁
+       deviations, a response one that moves by √2/s, and what was published before decides which comes next. Let
        G(x, v) = E(1 − e^{ε−x−Z})₊, Z ~ N(v/2, v): the δ(ε) of a run whose loss so far is x and that has μ² = v left. A
        step of m deviations adds N(m²/2, m²) to the loss, and E G(x + N(m²/2, m²), v − m²) = G(x, v), for Gaussians add
        up; and G grows with v. By induction from the last step back, δ(ε) ≤ G(0, μ²) for every run that never spends
-       more than μ², and none makes more than Q comparisons and A answers. Which is why both are fixed in advance, why
+       more than μ², and none makes more than Q comparisons and A responses. Which is why both are fixed in advance, why
        comparisons are paid for on unanswered queries too, and why every class has noise.
     3. Noise is discrete on a grid of step 2^-10, of deviation s′ ≥ √((2^10·s)²·(1 + 2^-39) + 4) steps. As proved for
        `Moments` it tells no more than Gaussian noise of deviation s, up to factors 1 ± 10^-33 on each count that moves,
@@ -60,8 +62,8 @@ class TeacherVotes:
     writes nothing; it fails for no labels. With `at_once` = 1, or `one_by_one`, no call sees two shards; for teachers
     trained together there is `check_separate`, on made-up labels. Teachers are forgotten when it returns.
 
-    An ε that depends on the votes (`labeldp.core.events.vote_dependent_rdp`) is a function of the labels too. It
-    is neither computed nor published here.
+    An ε that depends on the votes (Papernot et al. 2018, Theorem 6) is a function of the labels too. It is neither
+    computed nor published here.
 
     Args:
         teach: (teacher numbers (t,), rows (t, m), labels (t, m)) → votes (t, queries), whole numbers. It has the public
@@ -69,8 +71,8 @@ class TeacherVotes:
         num_classes: K.
         teachers: how many shards of m = n // teachers labels; n mod teachers labels are in none.
         queries: Q, how many there are. They must not depend on the labels.
-        answers: A, the most that are answered.
-        noise_std: s, on every count of an answer.
+        responses: A, the most that are answered.
+        noise_std: s, on every count of a response.
         threshold: None answers every query (GNMax); then A = Q.
         threshold_std: s₁; None without a threshold.
         seed: of the shards; public.
@@ -98,7 +100,7 @@ class TeacherVotes:
         if not callable(cast("Any", self.teach)):
             raise ValueError(f"teach is {self.teach!r}; give a function (numbers, rows, labels) → votes")
         object.__setattr__(self, "num_classes", checked_classes(self.num_classes))
-        for name, most in (("teachers", 1 << 31), ("queries", _MOST_QUERIES), ("answers", _MOST_QUERIES)):
+        for name, most in (("teachers", 1 << 31), ("queries", _MOST_QUERIES), ("responses", _MOST_QUERIES)):
             object.__setattr__(self, name, checked_integer(name, getattr(self, name), 1, most))
         object.__setattr__(self, "seed", checked_integer("seed", self.seed, 0, 1 << 63))
         object.__setattr__(self, "at_once", checked_integer("at_once", self.at_once, 1, 1 << 31))
@@ -133,7 +135,7 @@ class TeacherVotes:
             raise ValueError(f"teachers is {self.teachers} and the data have {num_rows} rows; give each at least one")
 
     def event(self) -> TeacherVoting:
-        """All comparisons and all answers there can be, whether or not they are made."""
+        """All comparisons and all responses there can be, whether or not they are made."""
         return TeacherVoting(self.noise_std, self.responses, self.threshold_std, self.queries)
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> Responses:
@@ -142,8 +144,10 @@ class TeacherVotes:
 
     def describe(self) -> Mapping[str, Any]:
         """The public parameters as plain JSON values."""
-        names = ("num_classes", "teachers", "queries", "answers", "noise_std", "threshold", "threshold_std", "seed")
-        return {"mechanism": "teacher votes", **{name: getattr(self, name) for name in names}}
+        names = ("num_classes", "teachers", "queries", "noise_std", "threshold", "threshold_std", "seed")
+        described = {"mechanism": "teacher votes", **{name: getattr(self, name) for name in names}}
+        # Kept releases of earlier versions have this key.
+        return {**described, "answers": self.responses}
 
     def shards(self, num_rows: int) -> Rows:
         """The rows of each teacher, (teachers, m): a public shuffle of all rows in equal parts. Sees no label."""
@@ -169,7 +173,7 @@ class TeacherVotes:
     def answered(self, counts: Rows, rng: SecureRandom) -> Responses:
         """Confident-GNMax on a table of counts, (queries, K): to plan with tables that are no secret.
 
-        All comparisons are drawn at once; those after the last answer are thrown away unseen.
+        All comparisons are drawn at once; those after the last response are thrown away unseen.
         """
         result = np.full(self.queries, NO_RESPONSE, dtype=np.int64)
         chosen = np.flatnonzero(self._confident(counts, rng))[: self.responses]

@@ -4,50 +4,53 @@ Neighbours here differ in **all labels of one user**, any number of them at once
 is public. A claim about users is the stronger one: it covers each of their labels by itself, too.
 
 What a mechanism that speaks of one label costs a user, and why. Let the user own m of the rows asked. Replacing its
-labels one after the other is m steps between neighbours in the sense of one label. An ε-private answer then has odds
+labels one after the other is m steps between neighbours in the sense of one label. An ε-private response then has odds
 within e^{mε} (group privacy); a Gaussian sum that one label moves by D is moved by at most mD (triangle inequality).
-Sampled looks have no such simple rule and are refused, unless nobody owns two of the rows. Mechanisms made for users
+Sampled queries have no such simple rule and are refused, unless nobody owns two of the rows. Mechanisms made for users
 state their own cost (`charges`).
+
+Randomized response for users: a user's budget is shared among its labels.
+
+A user with m labels in the question has each of them answered by randomized response at ε/m, or at ε/k where every user
+is to be treated alike (k a cap on m), all responses independent:
+
+    P(responses | labels) = Π_j P_{ε/m}(answer_j | label_j)
+
+Proof of ε-privacy for all labels of one user. Replacing them changes m factors of the product, each by at most e^{ε/m},
+so the odds of any list of responses move by at most e^ε. Other users' responses keep their channel. m is public. A row
+that a learner uses several times keeps its one response; asking the same label again would be a further factor, to be
+paid for.
+
+With δ > 0 the labels may be answered at more than ε/m. Each response is a post-processing of binary randomized
+response, and m of those composed lose more than ε only where nearly all of them go the same way (Kairouz, Oh &
+Viswanath 2015: exact for two classes, safe for more). The gain is nothing up to about ten labels and 1.9 times at fifty
+(ε = 1, δ = 1e-5).
+
+Warner 1965, Randomized Response; Ghazi et al. 2024, LabelDP-Pro, section 6, for ε/k.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache, reduce
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.budgets.counter import QueryCounter
 from labeldp.core import accountant
-from labeldp.core.certificate import Certificate
 from labeldp.core.events import Event, Gaussian, PureDP, Query, event_to_json
-from labeldp.core.ledger import ONE_USER, Budget, BudgetExceededError, Ledger, RowIndex, check_budget
+from labeldp.core.ledger import ONE_USER, Budget, Ledger, RowIndex, Unit
 from labeldp.core.random import SecureRandom
-from labeldp.core.vault import (
-    LabelArray,
-    LabelVault,
-    Lease,
-    LedgerStore,
-    Mechanism,
-    checked_classes,
-    checked_epsilon,
-    checked_integer,
-    described,
-    same_classes,
-    stay_home,
-)
+from labeldp.core.vault import Charged, LabelArray, LabelVault, LeaseCounter, LedgerStore, Mechanism, digest
+from labeldp.mechanisms.common import checked_classes, checked_epsilon, checked_integer, described, same_classes
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.releases import BoolArray, FloatArray, IntArray, NoisyLabels
 
-# --- user_rows --------------------
-#
-# Whose each row is, and which rows of a user are used: public, and chosen without a label.
+# -- whose each row is, and which rows of a user are used ----------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -107,7 +110,7 @@ class KeptRows:
     repeats: RowIndex
 
     def listed(self) -> RowIndex:
-        """Positions in `rows`, each as often as it counts: the resampled data set, made after the answers are drawn."""
+        """Return positions in `rows`, each as often as it counts: the resampled data set, made after all draws."""
         return np.repeat(np.arange(len(self.rows)), self.repeats)
 
 
@@ -115,7 +118,7 @@ def cap_rows(users: Users, k: int, *, resample: bool = True, seed: int = 0) -> K
     """At most k rows of every user, at random; with `resample`, users with fewer count some of theirs repeatedly, to k.
 
     The choice sees users only, so it costs nothing and its seed is public. The procedure of Ghazi et al. 2024
-    (LabelDP-Pro, section 6), except that a repeated row keeps its one private answer instead of getting a second one.
+    (LabelDP-Pro, section 6), except that a repeated row keeps its one private response instead of getting a second one.
 
     >>> kept = cap_rows(Users(["ann", "bob", "ann", "ann"]), k=2)
     >>> len(kept.rows), kept.repeats.sum()
@@ -134,11 +137,6 @@ def cap_rows(users: Users, k: int, *, resample: bool = True, seed: int = 0) -> K
         np.add.at(counts, order[drawn], 1)
     rows = np.flatnonzero(counts)
     return KeptRows(rows, counts[rows])
-
-
-def digest(numbers: RowIndex) -> str:
-    """A short public name of a list of row or user numbers."""
-    return hashlib.sha256(numbers.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
 def _id_column(ids: npt.ArrayLike | Sequence[Any]) -> npt.NDArray[Any]:
@@ -192,12 +190,10 @@ def _numbered_objects(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], RowIn
 
 __all__ = ["Charge", "KeptRows", "UserCharged", "UserVault", "Users", "cap_rows", "group_charges"]
 
-Out = TypeVar("Out")
-
 
 @dataclass(frozen=True, eq=False)
 class Charge:
-    """What one answer costs some users: `times` looks of one event. `users` are numbers; None is all of them."""
+    """What one response costs some users: `times` queries of one event. `users` are numbers; None is all of them."""
 
     event: Event
     times: int
@@ -223,7 +219,7 @@ class UserVault(LabelVault):
         labels: integers 0 … num_classes − 1, one per row.
         users: whose each row is: ids, one per row, or `Users`.
         num_classes: how many classes there are; declared, never read off the data.
-        budget: refuse any look that would cost the worst user more than this. None keeps count only.
+        budget: refuse any query that would cost the worst user more than this. None keeps count only.
         store, rng: as in `LabelVault`.
 
     >>> from labeldp import RandomizedResponse
@@ -233,6 +229,8 @@ class UserVault(LabelVault):
     >>> claim.epsilon, claim.unit.protects
     (1.5, 'all labels of one user')
     """
+
+    unit: ClassVar[Unit] = ONE_USER
 
     def __init__(
         self,
@@ -261,79 +259,37 @@ class UserVault(LabelVault):
             f"budget={self.budget})"
         )
 
-    def certificate(self, delta: float | None = None) -> Certificate:
-        """The claim so far, about all labels of one user."""
-        return replace(super().certificate(delta), unit=ONE_USER)
+    def part(
+        self, rows: npt.ArrayLike | None = None, budget: Budget | None = None, *, store: LedgerStore | None = None
+    ) -> Self:
+        """Return a vault of the same labels with a ledger, a budget and a store of its own; see `LabelVault.part`."""
+        if rows is not None:
+            raise ValueError("rows cannot be taken out of a UserVault: a user may have others; ask about rows instead")
+        return super().part(None, budget, store=store)
 
-    def lease(
+    def _charges(self, mechanism: Mechanism[Any], times: int, index: RowIndex | None) -> Sequence[Charged]:
+        """Return what `times` queries of these rows cost each of their users."""
+        self._check_fit(mechanism, index)
+        asked, numbers = self.users.take(index), self._numbers_of(index)
+        stated = mechanism.charges(asked) if isinstance(mechanism, UserCharged) else group_charges(mechanism, asked)
+        times = checked_integer("times", times, 1, 1 << 53)
+        return [(c.event, c.times * times, numbers if c.users is None else numbers[c.users]) for c in stated]
+
+    def _bound(
         self,
-        mechanism: Mechanism[Out],
+        counter: LeaseCounter,
+        charges: Sequence[Charged],
         times: int,
-        rows: npt.ArrayLike | None = None,
-        *,
-        counter: QueryCounter | None = None,
-    ) -> Lease[Out]:
-        """Pay for `times` answers now and return a callable that draws them one by one; see `LabelVault.lease`.
-
-        A tally counts looks that cost all users asked the same.
-        """
-        if counter is None:
-            return super().lease(mechanism, times, rows)
-        index = None if rows is None else self._checked_rows(rows)
-        charges = self._stated(mechanism, index)
+        index: RowIndex | None,
+        sizes: tuple[int, ...] | None = None,
+    ) -> str:
+        """Bind a counter to queries that cost all their users the same."""
         if len(charges) != 1:
-            raise ValueError(f"{type(mechanism).__name__} costs users differently; lease it without a tally")
-        rows_asked = "all" if index is None else digest(index)
-        data = {
-            "labels": len(self),
-            "classes": self.num_classes,
-            "users": self.users.digest(),
-            "rows asked": rows_asked,
-        }
-        counter.bind({"event": event_to_json(charges[0].event), "times": times, **data})
-        self._charge_users(charges, times, index, counter.query_id)
-        return self._leased(mechanism, times, index, 0, counter)
-
-    def _paid(self, mechanism: Mechanism[Any], times: int, rows: npt.ArrayLike | None) -> RowIndex | None:
-        index = None if rows is None else self._checked_rows(rows)
-        self._charge_users(self._stated(mechanism, index), times, index)
-        return index
-
-    def _stated(self, mechanism: Mechanism[Any], index: RowIndex | None) -> Sequence[Charge]:
-        """What one answer costs the users of these rows, numbered among themselves."""
-        self._fitted(mechanism, index)
-        asked = self.users.take(index)
-        return mechanism.charges(asked) if isinstance(mechanism, UserCharged) else group_charges(mechanism, asked)
-
-    def _charge_users(
-        self, charges: Sequence[Charge], times: int, index: RowIndex | None, query_id: str | None = None
-    ) -> None:
-        """All charges or none, stored before anything is drawn."""
-        times, numbers = checked_integer("times", times, 1, 1 << 53), self._numbers_of(index)
-        parts = [(c.event, c.times * times, numbers if c.users is None else numbers[c.users]) for c in charges]
-        try:
-            if len(parts) == 1:
-                self._charge(*parts[0], query_id)
-            else:
-                self._charge_all(parts)
-        except BudgetExceededError as refusal:
-            raise BudgetExceededError(str(refusal).replace("worst row", "worst user")) from None
-
-    def _charge_all(self, parts: Sequence[tuple[Event, int, RowIndex]]) -> None:
-        """`LabelVault._charge` for several charges at once."""
-        stay_home(self._home)
-
-        def charged(ledger: Ledger) -> Ledger:
-            return reduce(lambda before, part: before.charge(*part), parts, ledger)
-
-        with self._lock:
-            new = charged(self._ledger)
-            check_budget(new.groups(), self.budget)
-            kept = new if self._stored is None else charged(self._stored)
-            if self._store is not None:
-                self._store(kept)
-            self._stored = None if self._stored is None else kept
-            self._ledger = new
+            raise ValueError(f"{charges[0][0]!r} costs users differently; lease it without a counter")
+        rows = "all" if index is None else digest(index)
+        data = {"labels": len(self), "classes": self.num_classes, "users": self.users.digest(), "rows asked": rows}
+        counter.bind({"event": event_to_json(charges[0][0]), "times": times, **data})
+        return counter.query_id
 
     def _numbers_of(self, index: RowIndex | None) -> RowIndex:
         """The number here of every user of these rows, in the order of their first rows."""
@@ -357,7 +313,7 @@ def _of_group(event: Event, labels: int) -> Event:
     if isinstance(event, Gaussian):
         return Gaussian(event.noise_std, _times(labels, event.diameter))
     raise ValueError(
-        f"a {type(event).__name__} look has no stated cost for a user with {labels} rows; use a mechanism made for "
+        f"a {type(event).__name__} query has no stated cost for a user with {labels} rows; use a mechanism made for "
         "users (UserResponse, UserGradientSum), or ask about one row of each user"
     )
 
@@ -371,25 +327,7 @@ def _times(count: int, value: float) -> float:
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 
-# --- user_responses --------------------
-#
-# Randomized response for users: a user's budget is shared among its labels.
-#
-# A user with m labels in the question has each of them answered by randomized response at ε/m, or at ε/k where every user
-# is to be treated alike (k a cap on m), all answers independent:
-#
-#     P(answers | labels) = Π_j P_{ε/m}(answer_j | label_j)
-#
-# Proof of ε-privacy for all labels of one user. Replacing them changes m factors of the product, each by at most e^{ε/m},
-# so the odds of any list of answers move by at most e^ε. Other users' answers keep their law. m is public. A row that a
-# learner uses several times keeps its one answer; asking the same label again would be a further factor, to be paid for.
-#
-# With δ > 0 the labels may be answered at more than ε/m. Each answer is a post-processing of binary randomized response,
-# and m of those composed lose more than ε only where nearly all of them go the same way (Kairouz, Oh & Viswanath 2015:
-# exact for two classes, safe for more). The gain is nothing up to about ten labels and 1.9 times at fifty (ε = 1,
-# δ = 1e-5).
-#
-# Warner 1965, Randomized Response; Ghazi et al. 2024, LabelDP-Pro, section 6, for ε/k.
+# -- randomized response for users ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -430,20 +368,20 @@ class RowResponse:
         return PureDP(self.epsilon)
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyLabels:
-        """One answer per label, in the labels' own type."""
+        """One response per label, in the labels' own type."""
         responses = np.empty_like(labels)
         for rows, response in self._parts():
             responses[rows] = response.sample(labels[rows], rng).responses
         return NoisyLabels(self, responses)
 
-    # -- law ------------------------------------------------------------------------------------------------
+    # -- channel ------------------------------------------------------------------------------------------------
 
     def probabilities(self, label: int, row: int = 0) -> FloatArray:
-        """P(answer | label) of one row, (1, K)."""
+        """P(response | label) of one row, (1, K)."""
         return self._response(float(self.epsilons[row])).probabilities(label)
 
     def log_likelihood(self, responses: IntArray) -> FloatArray:
-        """log P(answer | class), (n, K)."""
+        """log P(response | class), (n, K)."""
         result = np.empty((len(responses), self.num_classes))
         for rows, response in self._parts():
             result[rows] = response.log_likelihood(responses[rows])
@@ -464,7 +402,7 @@ class RowResponse:
         return result
 
     def take(self, rows: IntArray) -> RowResponse:
-        """The law of these rows, in this order."""
+        """The channel of these rows, in this order."""
         return RowResponse(self.epsilons[rows], self.num_classes)
 
     def describe(self) -> Mapping[str, Any]:
@@ -519,11 +457,11 @@ class UserResponse(RowResponse):
         super().__init__(items[users.owner], num_classes)
         object.__setattr__(self, "user_epsilon", checked_epsilon(epsilon))
         object.__setattr__(self, "users", users)
-        # Every user spends ε, and nothing is gained by counting its looks apart.
+        # Every user spends ε, and nothing is gained by counting its queries apart.
         object.__setattr__(self, "whole", cap is None and delta == 0)
 
     def charges(self, users: Users) -> Sequence[Charge]:
-        """One look at ε each. With a cap or a δ, as many looks as the user has labels: independent, so they compose."""
+        """Return one query at ε each; with a cap or a δ as many as the user has labels: independent, they compose."""
         if not users.same_as(self.users):
             raise ValueError(
                 f"the mechanism was made for {self.users}, grouped otherwise than the {users} asked; make it with "

@@ -2,6 +2,19 @@
 
 Range and grid are declared, never read off the data. Clipping and rounding look at one label at a time and use
 nothing else, so that replacing a label still replaces one class, and every mechanism keeps its guarantee.
+
+Randomized response on bins: private responses for real-valued labels.
+
+A public function maps the label to one of k bins; randomized response among the k bins follows:
+
+    P(j | y) = e^ε/(e^ε + k − 1) if j = bin(y), else 1/(e^ε + k − 1).
+
+Proof of ε-privacy. Replacing one label replaces one bin, or none. Randomized response on bins is ε-private under
+the replacement of one bin (`responses`), so its responses' odds move by at most e^ε. A function of one label ahead
+of a mechanism never costs anything; it is the same as sealing the bins instead of the labels. Which value
+stands for a bin is public, so that values are post-processing of bins.
+
+Ghazi, Kamath, Kumar, Leeman, Manurangsi, Varadarajan & Zhang 2023, Regression with Label Differential Privacy.
 """
 
 from __future__ import annotations
@@ -19,17 +32,8 @@ import numpy.typing as npt
 from labeldp.core.events import Event, PureDP
 from labeldp.core.ledger import Budget
 from labeldp.core.random import SecureRandom
-from labeldp.core.vault import (
-    LabelArray,
-    LabelVault,
-    LedgerStore,
-    Mechanism,
-    checked_epsilon,
-    checked_integer,
-    described,
-    refuse_masked,
-    same_classes,
-)
+from labeldp.core.vault import LabelArray, LabelVault, LedgerStore, Mechanism, refuse_masked
+from labeldp.mechanisms.common import checked_epsilon, checked_integer, described, same_classes
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.releases import BoolArray, FloatArray, IntArray, NoisyLabels
 
@@ -150,20 +154,7 @@ def _number(value: object) -> float:
         return math.nan
 
 
-# --- binned --------------------
-#
-# Randomized response on bins: private answers for real-valued labels.
-#
-# A public function maps the label to one of k bins; randomized response among the k bins follows:
-#
-#     P(j | y) = e^ε/(e^ε + k − 1) if j = bin(y), else 1/(e^ε + k − 1).
-#
-# Proof of ε-privacy. Replacing one label replaces one bin, or none. Randomized response on bins is ε-private under
-# the replacement of one bin (`responses`), so its answers' odds move by at most e^ε. A function of one label ahead
-# of a mechanism never costs anything; it is the same as sealing the bins instead of the labels. Which value
-# stands for a bin is public, so that values are post-processing of bins.
-#
-# Ghazi, Kamath, Kumar, Leeman, Manurangsi, Varadarajan & Zhang 2023, Regression with Label Differential Privacy.
+# -- randomized response on bins -----------------------------------------------------------------------------
 
 
 Out = TypeVar("Out")
@@ -171,7 +162,7 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, eq=False)
 class NoisyValues(NoisyLabels):
-    """One private bin per row, the value that stands for each bin, and the law over the levels of the grid.
+    """One private bin per row, the value that stands for each bin, and the channel over the levels of the grid.
 
     `levels` are the values the labels could have, (m,), and `prior` is the public or privately estimated
     distribution that the bins were made for, (m,), if there was one.
@@ -191,7 +182,7 @@ class NoisyValues(NoisyLabels):
         return bins.log_likelihood().argmax(axis=1)[self.responses]
 
     def take(self, rows: npt.ArrayLike) -> NoisyValues:
-        """The answers of these rows (indices or a mask), in this order."""
+        """The responses of these rows (indices or a mask), in this order."""
         index = np.arange(len(self))[np.asarray(rows)]
         return NoisyValues(self.channel.take(index), self.responses[index], self.outputs, self.levels, self.prior)
 
@@ -201,7 +192,7 @@ class BinnedResponse:
     """The label's bin with probability e^ε/(e^ε + k − 1), else one of the others, all alike.
 
     `bins` gives the bin of every level, (levels,): 0, …, 0, 1, …, k − 1. `outputs`, (k,), is the value each bin
-    answers; the bin's own number when None. Both are public. `learning.bins.optimal_bins` makes the best ones.
+    responses; the bin's own number when None. Both are public. `learning.bins.optimal_bins` makes the best ones.
 
     >>> channel = BinnedResponse(1.0, bins=[0, 0, 0, 1, 1], outputs=[2.5, 40.0])
     >>> channel.probabilities(4).round(3)
@@ -227,7 +218,7 @@ class BinnedResponse:
 
     @property
     def num_bins(self) -> int:
-        """The number k of answers."""
+        """The number k of responses."""
         return int(self.bins[-1]) + 1
 
     @property
@@ -248,16 +239,16 @@ class BinnedResponse:
         """One bin per label."""
         return NoisyValues(self, self._response.sample(self.bins[labels], rng).responses, self.outputs)
 
-    # -- law ------------------------------------------------------------------------------------------------
+    # -- channel ------------------------------------------------------------------------------------------------
 
     def probabilities(self, label: int, row: int = 0) -> FloatArray:
-        """P(answer | level), (1, levels): zero beyond the last bin."""
+        """P(response | level), (1, levels): zero beyond the last bin."""
         chances = np.zeros((1, self.num_classes))
         chances[:, : self.num_bins] = self._response.probabilities(int(self.bins[label]))
         return chances
 
     def log_likelihood(self, responses: IntArray) -> FloatArray:
-        """log P(answer | level), (n, levels): the same for all levels of a bin, −∞ for an answer beyond the bins."""
+        """log P(response | level), (n, levels): the same for all levels of a bin, −∞ for a response beyond the bins."""
         possible = responses < self.num_bins
         result = np.full((len(responses), self.num_classes), -np.inf)
         result[possible] = self._response.log_likelihood(responses[possible])[:, self.bins]
@@ -266,7 +257,7 @@ class BinnedResponse:
     def unbiased(self, responses: IntArray) -> FloatArray:
         """An estimate with the mean 1/|bin| on the levels of the label's bin and 0 elsewhere, (n, levels).
 
-        Levels of one bin have the same law, so that no estimate can tell them apart.
+        Levels of one bin have the same channel, so that no estimate can tell them apart.
         """
         sizes = np.bincount(self.bins, minlength=self.num_bins)
         return (self._response.unbiased(responses) / sizes)[:, self.bins]
@@ -276,7 +267,7 @@ class BinnedResponse:
         return self._response.informative(num_rows)
 
     def take(self, rows: IntArray) -> Self:
-        """The same law: it is one for all rows."""
+        """The same channel: it is one for all rows."""
         return self
 
     def describe(self) -> Mapping[str, Any]:
@@ -313,7 +304,7 @@ class Binned(Generic[Out]):
         return self.mechanism.event()
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> Out:
-        """The mechanism's answer about the bins."""
+        """The mechanism's response about the bins."""
         return self.mechanism.sample(self.bins[labels], rng)
 
 

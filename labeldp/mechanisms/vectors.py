@@ -1,9 +1,9 @@
-"""Vector answers: the one-hot label with independent noise on every coordinate, on the grid 0 … L.
+"""Vector responses: the one-hot label with independent noise on every coordinate, on the grid 0 … L.
 
-A coordinate with bit b holds b·L plus noise, clipped to [0, L]. Its law has one parameter, a = ε/(2L):
+A coordinate with bit b holds b·L plus noise, clipped to [0, L]. Its channel has one parameter, a = ε/(2L):
 P(v | b = 1)/P(v | b = 0) = e^{a(2v − L)}. Two labels differ in two coordinates, so that
 
-    log P(answer | class c) − log P(answer | class d) = 2a·(v_c − v_d),   at most 2aL = ε in size.
+    log P(response | class c) − log P(response | class d) = 2a·(v_c − v_d),   at most 2aL = ε in size.
 
 That is the proof of ε-privacy, with δ = 0. One class is a constant and says nothing.
 """
@@ -21,14 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from labeldp.core.events import Event, PureDP
-from labeldp.core.random import SMALLEST_RATE, SecureRandom, response_thresholds
-from labeldp.core.vault import (
-    LabelArray,
+from labeldp.core.random import SMALLEST_RATE, SecureRandom
+from labeldp.core.vault import LabelArray
+from labeldp.mechanisms.common import (
     checked_classes,
     checked_epsilon,
     checked_integer,
     described,
     pieces,
+    response_thresholds,
     same_classes,
 )
 from labeldp.releases import BoolArray, FloatArray, IntArray, NoisyLabels
@@ -38,7 +39,7 @@ _CELLS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, init=False)
 class VectorResponse(ABC):
-    """What the two vector answers share: all but the way to draw the noise."""
+    """What the two vector responses share: all but the way to draw the noise."""
 
     epsilon: float
     num_classes: int
@@ -50,7 +51,7 @@ class VectorResponse(ABC):
 
     @abstractmethod
     def _response(self, labels: LabelArray, rng: SecureRandom) -> npt.NDArray[Any]:
-        """(m, K) answers to m labels."""
+        """(m, K) responses to m labels."""
 
     def _set(self, epsilon: Any, num_classes: Any, levels: Any) -> None:
         object.__setattr__(self, "epsilon", checked_epsilon(epsilon))
@@ -59,7 +60,7 @@ class VectorResponse(ABC):
 
     @property
     def _rate(self) -> Fraction | float:
-        # A rate that no sampler can tell from 0 is 0, for the sampler and for the law: only more private.
+        # A rate that no sampler can tell from 0 is 0, for the sampler and for the channel: only more private.
         if self.epsilon == math.inf:
             return math.inf
         exact = Fraction(self.epsilon) / (2 * self.levels)
@@ -83,7 +84,7 @@ class VectorResponse(ABC):
             responses[rows] = self._response(labels[rows], rng)
         return NoisyLabels(self, responses)
 
-    # -- law ------------------------------------------------------------------------------------------------
+    # -- channel ------------------------------------------------------------------------------------------------
 
     def probabilities(self, label: int, row: int = 0) -> FloatArray:
         """P(value | label) of every coordinate, (K, L + 1)."""
@@ -93,7 +94,7 @@ class VectorResponse(ABC):
         return chances
 
     def log_likelihood(self, responses: IntArray) -> FloatArray:
-        """log P(answer | class), (n, K)."""
+        """log P(response | class), (n, K)."""
         if self.epsilon == math.inf:
             with np.errstate(divide="ignore"):
                 return np.log((responses == self.levels).astype(np.float64))
@@ -112,7 +113,7 @@ class VectorResponse(ABC):
         return np.full(num_rows, self._says_something())
 
     def take(self, rows: IntArray) -> Self:
-        """The same law: it is one for all rows."""
+        """The same channel: it is one for all rows."""
         return self
 
     def _says_something(self) -> bool:
@@ -143,7 +144,7 @@ class LaplaceOneHot(VectorResponse):
 
     v = clip(L·onehot(y) + X, 0, L), P(X = x) ∝ e^{-a|x|}, a = ε/(2L), L = `levels`.
 
-    Clipping loses nothing. Unclipped, the ratio of the laws is e^{a(|o| − |o − L|)} = e^{a(2·clip(o, 0, L) − L)};
+    Clipping loses nothing. Unclipped, the ratio of the channels is e^{a(|o| − |o − L|)} = e^{a(2·clip(o, 0, L) − L)};
     it depends on o through clip(o) alone, which is therefore sufficient (Fisher–Neyman). The noise is exact
     on the integers, where floating-point Laplace noise can be undone (Mironov 2012).
 
@@ -176,7 +177,7 @@ class LaplaceOneHot(VectorResponse):
 class BitFlip(VectorResponse):
     """Every bit of the one-hot label, flipped with probability 1/(1 + e^{ε/2}) on its own.
 
-    Symmetric unary encoding (Erlingsson, Pihur & Korolova 2014, RAPPOR). Its law is that of `LaplaceOneHot`
+    Symmetric unary encoding (Erlingsson, Pihur & Korolova 2014, RAPPOR). Its channel is that of `LaplaceOneHot`
     with one level. A bit flips when a 64-bit word is below B of `response_thresholds(ε/2, 2)`, so that the
     odds of one bit are at most e^{ε/2} as integers.
 

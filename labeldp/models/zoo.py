@@ -3,6 +3,11 @@
 Convolutions and hidden layers start with He's variance, heads near zero, all from torch's global generator:
 `torch.manual_seed` decides. Every network but `linear_head` keeps its last linear layer in `model.head`; image
 networks keep the rest in `model.body`, which gives the features. Nothing here scales or augments its input.
+
+A small network for clicks: many categorical columns, some with very many values, and few parameters.
+
+Noise on a gradient falls on every parameter, used or not. So that a column with tens of thousands of values does not
+bring millions of them, its values share a limited number of rows (feature hashing, Weinberger et al. 2009).
 """
 
 from __future__ import annotations
@@ -18,9 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-# --- shared --------------------
-#
-# Small things the networks share: checks of their settings, first weights, and the head.
+# -- what the networks share ---------------------------------------------------------------------------------
 
 
 def checked_count(name: str, value: Any, low: int = 1) -> int:
@@ -73,9 +76,7 @@ def hidden_layers(features: int, hidden: tuple[int, ...], dropout: float = 0.0) 
     return nn.Sequential(*layers).apply(he_weights)
 
 
-# --- images --------------------
-#
-# Networks for small images: float tensors (n, channels, height, width), already scaled → logits (n, num_classes).
+# -- small images: (n, channels, height, width), scaled → logits (n, num_classes) ----------------------------
 
 
 class _GlobalMean(nn.Module):
@@ -243,9 +244,7 @@ def cifar_cnn(num_classes: int = 10, dropout: float = 0.2) -> nn.Module:
     return model
 
 
-# --- tables --------------------
-#
-# Networks for ratings, tables and ready-made features. Those with two inputs take them as `model(*inputs)`.
+# -- ratings, tables and features; two inputs are taken as `model(*inputs)` ----------------------------------
 
 
 def _unit_embedding(rows: int, dim: int) -> nn.Embedding:
@@ -370,6 +369,34 @@ def linear_head(dim: int, num_classes: int, bias: bool = True) -> nn.Linear:
     return head
 
 
+class FeatureNet(nn.Module):
+    """One hidden layer beside a linear one, on features (n, p): starts as the zero function.
+
+    `body` holds all but the last layer, as `labeldp.recipes.rounds` wants it.
+    """
+
+    def __init__(self, inputs: int, outputs: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.sizes = {"inputs": inputs, "outputs": outputs, "hidden": hidden}
+        self.body = _Beside(checked_count("inputs", inputs), checked_count("hidden", hidden))
+        self.head = linear_head(inputs + hidden, outputs)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(n, p) → (n, outputs)."""
+        return self.head(self.body(rows))
+
+
+class _Beside(nn.Module):
+    """x ↦ (x, relu(Wx + b))."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(inputs, hidden)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.cat((rows, torch.relu(self.hidden(rows))), dim=1)
+
+
 __all__ = [
     "cifar_cnn",
     "collaborative_filter",
@@ -423,12 +450,7 @@ def _as_group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
     return made.train(norm.training)
 
 
-# --- attribution --------------------
-#
-# A small network for clicks: many categorical columns, some with very many values, and few parameters.
-#
-# Noise on a gradient falls on every parameter, used or not. So that a column with tens of thousands of values does not
-# bring millions of them, its values share a limited number of rows (feature hashing, Weinberger et al. 2009).
+# -- clicks: many categorical columns, few parameters --------------------------------------------------------
 
 
 class _AttributionNetwork(nn.Module):

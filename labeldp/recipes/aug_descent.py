@@ -1,12 +1,12 @@
-"""AugDescent on private labels: two networks judge which answers to believe (Tang et al. 2022, Algorithm 6).
+"""AugDescent on private labels: two networks judge which responses to believe (Tang et al. 2022, Algorithm 6).
 
     ỹ = randomized response at ε;   then `labeldp.learning.dividemix.co_refine` (Li et al. 2020; Nishi et al. 2021)
 
 Which labels are used is decided anew in every epoch, so it is not bound to first guesses as `denoise_ssl` is. It needs
-enough right answers to start from: for ten classes and 50,000 rows, ε of about 1 and more.
+enough right responses to start from: for ten classes and 50,000 rows, ε of about 1 and more.
 
 The published judge fits two Gaussians to the losses. For randomized response the noise is known, and `known_noise` uses
-Bayes' rule instead. The private labels may be any others: `learn` takes them as `ldp_ssl.learn` does.
+Bayes' rule instead. The private labels may be any others: `learn` takes them as `per_row.learn` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.dividemix import by_response
 from labeldp.learning.evidence import Labels, as_labels, from_classes
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.recipes.common import ask, check_rows, checkpoint_of, device_of, in_folder
+from labeldp.recipes.common import check_rows, checkpoint_of, device_of, in_folder, release_labels
 from labeldp.recipes.one_shot import OneShot
 from labeldp.releases import NoisyLabels
 
@@ -43,16 +43,18 @@ def train(
     known_noise: bool = False,
     folder: Path | None = None,
 ) -> nn.Module:
-    """Ask every label once at `epsilon`; two networks learn from the answers. With a folder, a killed run goes on.
+    """Release one response per label at `epsilon`; two networks learn from them. With a folder, a killed run goes on.
 
     Args:
         model: the first network.
         inputs: public, one tensor, on the model's device.
         refine: `co_refine`, its settings bound.
-        known_noise: judge answers by Bayes' rule, not by a mixture.
+        known_noise: judge responses by Bayes' rule, not by a mixture.
     """
     check_rows(model, inputs, vault, vault.num_classes)
-    private = ask(vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz"))
+    private = release_labels(
+        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz")
+    )
     settings = {"judge": by_response(epsilon)} if known_noise else {}
     return learn(model, inputs, private, refine=refine, folder=folder, **settings)
 
@@ -69,7 +71,7 @@ def learn(
     """Train on private labels that were paid for before: post-processing, at no cost.
 
     Args:
-        private: answers, or `Labels` made of other releases. Of a PATE student: `from_classes(pate_fm.relabel(…), K)`.
+        private: responses, or `Labels` made of other releases. Of a PATE student: `from_classes(pate.relabel(…), K)`.
         settings: others of `refine`.
     """
     labels = as_labels(private, len(inputs), device_of(model))
@@ -87,7 +89,7 @@ def train_after(
     refine: Refine,
     folder: Path | None = None,
 ) -> nn.Module:
-    """Two networks learn from the head's labels of all rows and find its errors; the look was paid for.
+    """Train two networks on the head's labels of all rows, of which they find the errors; the head was paid for.
 
     Args:
         shot: what `one_shot.train` returned.

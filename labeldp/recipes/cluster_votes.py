@@ -5,31 +5,37 @@
 A row is in one cluster, so all clusters together cost as much as one, and no noise is added to single rows: where
 clusters are pure this works at an ε of a few thousandths. It cannot get better than the clusters are.
 
-How to vote, at equal ε (`vote`): `permute_and_flip` tells the winners and nothing else, with the least noise;
-`laplace_counts` tells the counts too, for δ = 0; `gaussian_counts` is as published and needs δ > 0.
+How to vote, at equal ε (`vote`): `permute_and_flip` releases the winners and nothing else, with the least noise;
+`laplace_counts` releases the counts too, for δ = 0; `gaussian_counts` is as published and needs δ > 0.
+
+`group_numbers` and `release_groups` serve every recipe on clusters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from labeldp.core.certificate import Certificate
 from labeldp.core.vault import LabelVault
+from labeldp.data.storage import GroupRelease, digest, load_groups, save_groups
+from labeldp.features.clusters import Clusters
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.train import Inputs
 from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, GroupVotes, LaplaceNoise, Winners
-from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder
-from labeldp.recipes.groups import Grouping, ask_groups, group_numbers
+from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder, query_note, release_once
 from labeldp.releases import NoisyCounts
 
-# (groups, num_groups, num_classes, epsilon, delta) → the question.
+# The cluster of each row, 0 … C − 1, found without a label: what `kmeans` returns, or plain numbers.
+Grouping = Clusters | Tensor | npt.ArrayLike
+# (groups, num_groups, num_classes, epsilon, delta) → the mechanism.
 Vote = Callable[[npt.NDArray[np.int64], int, int, float, float], GroupVotes | GroupCounts]
 
 
@@ -84,7 +90,7 @@ def label(
     vote: Vote = permute_and_flip,
     folder: Path | None = None,
 ) -> ClusterLabels:
-    """One look, at (ε, δ) in all: the majority label of each cluster.
+    """Make one query, at (ε, δ) in all: the majority label of each cluster.
 
     Args:
         clusters: what `kmeans` returns, or each row's cluster number; found without labels.
@@ -99,7 +105,7 @@ def label(
     """
     groups, num_groups = group_numbers(clusters, vault)
     question = vote(groups, num_groups, vault.num_classes, epsilon, delta)
-    asked = ask_groups(vault, question, in_folder(folder, "votes.npz"))
+    asked = release_groups(vault, question, in_folder(folder, "votes.npz"))
     counts = asked if isinstance(asked, NoisyCounts) else None
     winners = asked.winners() if isinstance(asked, NoisyCounts) else asked
     return ClusterLabels(winners, winners[groups], vault.certificate(delta), counts)
@@ -125,3 +131,43 @@ def train(
     found = label(clusters, vault, epsilon=epsilon, delta=delta, vote=vote, folder=folder)
     classes = torch.from_numpy(found.labels).to(device_of(model))
     return fit(model, inputs, on_classes(classes), **checkpoint_of(folder, found.labels))
+
+
+# --- clusters ----------------------------------------------------------------------------------------------------
+
+
+def group_numbers(clusters: Grouping, vault: LabelVault) -> tuple[npt.NDArray[np.int64], int]:
+    """Each row's cluster, (n,), and how many clusters there are: those of `Clusters`, else the largest number + 1."""
+    members = clusters.members if isinstance(clusters, Clusters) else clusters
+    numbers = members.detach().cpu().numpy() if isinstance(members, Tensor) else np.asarray(members)
+    if numbers.ndim != 1 or len(numbers) != len(vault) or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise ValueError(
+            f"clusters has type {numbers.dtype} and shape {numbers.shape}; give a whole number for each of "
+            f"{len(vault)} rows, or what labeldp.features.clusters.kmeans returns"
+        )
+    known = len(clusters.centers) if isinstance(clusters, Clusters) else int(numbers.max(initial=0)) + 1
+    return numbers.astype(np.int64), known
+
+
+@overload
+def release_groups(
+    vault: LabelVault, mechanism: GroupCounts, kept: Path | None = None, purpose: Mapping[str, Any] | None = None
+) -> NoisyCounts: ...
+@overload
+def release_groups(
+    vault: LabelVault, mechanism: GroupVotes, kept: Path | None = None, purpose: Mapping[str, Any] | None = None
+) -> Winners: ...
+def release_groups(
+    vault: LabelVault,
+    mechanism: GroupCounts | GroupVotes,
+    kept: Path | None = None,
+    purpose: Mapping[str, Any] | None = None,
+) -> GroupRelease:
+    """One answer about groups, or the one kept in this file from an earlier run: `common.ask` for groups.
+
+    The file is bound to the mechanism, the groups and the purpose (plain JSON values: what the run is about). A kept
+    answer of another vault is paid for again here, so that this vault's certificate covers it too.
+    """
+    groups = f"{mechanism.num_groups} {digest(mechanism.groups)}"
+    note = {**query_note(vault, mechanism), "groups": groups, **(purpose or {})}
+    return release_once(vault, mechanism, kept, note, save_groups, load_groups)

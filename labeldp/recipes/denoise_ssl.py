@@ -1,11 +1,11 @@
 """DenoiseSSL: keep a private label only where an independent guess agrees with it (Tang et al. 2022, Algorithm 7).
 
     1. ỹ_i = randomized response at ε
-    2. a guess ŷ_i for every row: the majority of the *private* labels in its cluster, or a head from one look
+    2. a guess ŷ_i for every row: the majority of the *private* labels in its cluster, or the head of one moment
     3. rows with ỹ_i = ŷ_i keep their label; FixMatch on all rows, with these labels only
 
 Majorities of private labels are post-processing: step 2 by clusters costs nothing. How right the kept labels are:
-with a guess that is right with probability a, whichever way it errs, and does not depend on the answer's noise,
+with a guess that is right with probability a, whichever way it errs, and does not depend on the response's noise,
 
     kept and right   a·p,          p = e^ε / (e^ε + K − 1)
     kept and wrong   (1 − a)·q,    q = 1 / (e^ε + K − 1)
@@ -31,12 +31,18 @@ from labeldp.learning.evidence import Labels, as_labels
 from labeldp.learning.train import Inputs
 from labeldp.learning.tuning import tune
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.recipes import ldp_ssl, one_shot
-from labeldp.recipes.common import Fit, ask, check_rows, device_of, in_folder
-from labeldp.recipes.groups import Grouping, check_affordable, group_numbers
-from labeldp.recipes.moment_noise import event_of, noise_for
-from labeldp.recipes.one_shot import OneShot, Tune
-from labeldp.recipes.one_shot_prior import split_budget
+from labeldp.recipes import one_shot, per_row
+from labeldp.recipes.cluster_votes import Grouping, group_numbers
+from labeldp.recipes.common import (
+    Fit,
+    check_affordable,
+    check_rows,
+    device_of,
+    in_folder,
+    release_labels,
+    split_budget,
+)
+from labeldp.recipes.one_shot import OneShot, Tune, event_of, noise_for
 from labeldp.releases import NoisyLabels
 
 Classes = npt.NDArray[np.int64]
@@ -72,17 +78,19 @@ def train(
     others_only: bool = True,
     folder: Path | None = None,
 ) -> nn.Module:
-    """Ask every label once at `epsilon`, keep those that agree with the majority of their cluster, and train.
+    """Release one response per label at `epsilon`, keep those that agree with their cluster's majority, and train.
 
     Args:
         fit: `labeldp.learning.fixmatch.fixmatch` with its settings bound.
         clusters: what `kmeans` returns, or each row's cluster number; found without labels.
         others_only: a row's own label has no vote on its guess, unlike as published; see `majority`.
-        folder: keeps answers and checkpoints, so that a killed run goes on and does not ask again.
+        folder: keeps responses and checkpoints, so that a killed run goes on and draws nothing twice.
     """
     check_rows(model, inputs, vault, vault.num_classes)
     groups, _ = group_numbers(clusters, vault)
-    private = ask(vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz"))
+    private = release_labels(
+        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz")
+    )
     guesses = majority(private.hard(), groups, vault.num_classes, others_only=others_only)
     return learn(model, inputs, private, guesses, fit=fit, folder=folder)
 
@@ -100,23 +108,23 @@ def train_with_head(
     tune: Tune = tune,
     folder: Path | None = None,
 ) -> nn.Module:
-    """The head of one look in place of the clusters: two looks, at (`epsilon`, `delta`) in all.
+    """Train with the head of one moment in place of the clusters, at (`epsilon`, `delta`) in all.
 
     Args:
         features: public, (n, p), of the same rows: what the head sees.
-        share: of ε for the head; the answers get the rest. The two together cost exactly (ε, δ): `split_budget`.
-        rehearse: as in `one_shot.train`.
+        share: of ε for the head; the responses get the rest. The two together cost exactly (ε, δ): `split_budget`.
+        tune: as in `one_shot.train`.
     """
     check_rows(model, inputs, vault, vault.num_classes)
     one_shot.check_features(features, vault)
-    first, second = split_budget(epsilon, delta, share)
-    if second <= 0:
-        raise ValueError(f"share={share} leaves nothing for the answers; give less than 1, or use one_shot")
+    if not 0 < share < 1:
+        raise ValueError(f"share={share} leaves nothing for the head or the responses; give a number between 0 and 1")
+    first, second = split_budget(epsilon, delta, (share, 1 - share), last_pure=True)
     kept = in_folder(folder, "answers.npz")
     queries = [(event_of(noise_for(first, delta)), in_folder(folder, "moment.npz")), (PureDP(second), kept)]
     check_affordable(vault, queries)
     shot = one_shot.train(features, vault, epsilon=first, delta=delta, tune=tune, folder=folder)
-    private = ask(vault, RandomizedResponse(second, vault.num_classes), kept=kept)
+    private = release_labels(vault, RandomizedResponse(second, vault.num_classes), kept=kept)
     return learn(model, inputs, private, head_guesses(shot, features), fit=fit, folder=folder)
 
 
@@ -129,27 +137,27 @@ def learn(
     fit: Fit,
     folder: Path | None = None,
 ) -> nn.Module:
-    """Step 3 on labels and guesses that were paid for before: post-processing, at no cost.
+    """Train on labels and guesses that were paid for before (step 3): post-processing, at no cost.
 
     Args:
-        private: answers, or `Labels` made of other releases (teachers' votes: Tang et al. 2022, pipeline 2).
+        private: responses, or `Labels` made of other releases (teachers' votes: Tang et al. 2022, pipeline 2).
         guesses: a class for every row, (n,), from releases or public.
     """
     found = denoise(private, guesses, device_of(model))
-    return ldp_ssl.learn(model, inputs, found.labels, fit=fit, folder=folder)
+    return per_row.learn(model, inputs, found.labels, fit=fit, folder=folder)
 
 
 def denoise(private: NoisyLabels | Labels, guesses: npt.ArrayLike, device: torch.device | str = "cpu") -> Denoised:
-    """Keep the labels that agree with the guesses, and say how right they should be.
+    """Keep the labels that agree with the guesses, and estimate how right they are.
 
     >>> vault = LabelVault([0, 1] * 5000, num_classes=2)
     >>> found = denoise(vault.release(RandomizedResponse(1.0, 2)), [0, 1] * 5000)
     >>> abs(found.guesses_right - 1) < 0.1, found.expected > 0.95
     (True, True)
     """
-    told = np.asarray(guesses)
-    labels = as_labels(private, len(told), device)
-    agrees = labels.targets.argmax(dim=1) == torch.as_tensor(told, device=labels.targets.device)
+    guessed = np.asarray(guesses)
+    labels = as_labels(private, len(guessed), device)
+    agrees = labels.targets.argmax(dim=1) == torch.as_tensor(guessed, device=labels.targets.device)
     known = labels.weights > 0
     share = float((agrees & known).sum() / known.sum().clamp_min(1))
     if share == 0:
@@ -157,16 +165,16 @@ def denoise(private: NoisyLabels | Labels, guesses: npt.ArrayLike, device: torch
             "no private label agrees with its guess, so none would be kept; check that rows are in one order"
         )
     right, expected = _estimates(private, share)
-    return Denoised(labels.only(agrees), told.astype(np.int64), share, right, expected)
+    return Denoised(labels.only(agrees), guessed.astype(np.int64), share, right, expected)
 
 
 def majority(
     responses: npt.ArrayLike, groups: npt.ArrayLike, num_classes: int, *, others_only: bool = False
 ) -> Classes:
-    """For each row the most frequent private label of its group, (n,); ties go to the lower class.
+    """Return for each row the most frequent private label of its group, (n,); ties go to the lower class.
 
     Args:
-        answers: private labels, (n,).
+        responses: private labels, (n,).
         groups: each row's group, (n,), found without labels.
         others_only: leave the row's own label out. With it a label tends to agree with itself where votes are close:
             more are kept, fewer of them right, and the closed form does not hold.
@@ -174,23 +182,23 @@ def majority(
     >>> majority([0, 0, 1, 1], [0, 0, 0, 1], 2)
     array([0, 0, 0, 1])
     """
-    said, where = np.asarray(responses, dtype=np.int64), np.asarray(groups, dtype=np.int64)
-    counts = np.bincount(where * num_classes + said, minlength=(where.max(initial=0) + 1) * num_classes)
+    given, where = np.asarray(responses, dtype=np.int64), np.asarray(groups, dtype=np.int64)
+    counts = np.bincount(where * num_classes + given, minlength=(where.max(initial=0) + 1) * num_classes)
     votes = counts.reshape(-1, num_classes)
     if not others_only:
         return votes.argmax(axis=1)[where]
     others = votes[where]
-    others[np.arange(len(said)), said] -= 1
+    others[np.arange(len(given)), given] -= 1
     return others.argmax(axis=1)
 
 
 def head_guesses(shot: OneShot, features: Tensor) -> Classes:
-    """The head's class for every row, (n,)."""
+    """Return the head's class for every row, (n,)."""
     return shot.predict(features).cpu().numpy()
 
 
 def kept_accuracy(epsilon: float, guesses_right: float) -> float:
-    """e^ε / (e^ε + (1 − a)/a): the share of kept labels that are right (Tang et al. 2022, section 4.3.2).
+    """Return e^ε / (e^ε + (1 − a)/a): the share of kept labels that are right (Tang et al. 2022, section 4.3.2).
 
     >>> round(kept_accuracy(1.0, 0.883), 4), kept_accuracy(0.0, 0.4)
     (0.9535, 0.4)
@@ -202,7 +210,7 @@ def kept_accuracy(epsilon: float, guesses_right: float) -> float:
 
 
 def kept_share(epsilon: float, num_classes: int, guesses_right: float) -> float:
-    """q + a·(p − q): the share of randomized-response labels that agree with the guesses.
+    """Return q + a·(p − q): the share of randomized-response labels that agree with the guesses.
 
     >>> round(kept_share(1.0, 10, 0.883), 4)
     0.2148
@@ -212,7 +220,7 @@ def kept_share(epsilon: float, num_classes: int, guesses_right: float) -> float:
 
 
 def _estimates(private: NoisyLabels | Labels, share: float) -> tuple[float, float]:
-    """How many guesses are right, by the share of labels kept, and how many kept labels."""
+    """Return the share of guesses that are right, by the share of labels kept, and that of the kept labels."""
     if not isinstance(private, NoisyLabels) or not isinstance(private.channel, RandomizedResponse):
         return math.nan, math.nan
     epsilon, classes = private.channel.epsilon, private.channel.num_classes

@@ -12,7 +12,7 @@ denoiser            batch                               projection onto the cand
 
 A candidate gradient is what a public row would contribute under one of the K classes; no label is needed for it.
 Projecting onto those of the batch itself shows which rows were in it. So `Named` denoisers, and only they, see the
-batch's rows; their batches are a fixed partition of all rows, charged plainly, one Gaussian look per pass. `Secret`
+batch's rows; their batches are a fixed partition of all rows, charged plainly, one Gaussian sum per pass. `Secret`
 ones see other rows only, and are charged as secret Poisson batches. Nothing can be written that has both.
 """
 
@@ -31,9 +31,11 @@ from torch import Tensor, nn
 
 from labeldp.budgets.counter import QueryCounter
 from labeldp.core.vault import LabelVault, Lease, Mechanism
-from labeldp.learning.projections import Projection, PublicGradients, hull, row_simplex, span
+from labeldp.learning.projections import Projection, hull, row_simplex, span
 from labeldp.learning.train import Inputs
 from labeldp.mechanisms.gradients.layers import Loss
+from labeldp.mechanisms.gradients.public import PublicGradients
+from labeldp.recipes.common import take_rows
 from labeldp.releases import NoisyGradient
 
 RowNumbers = npt.NDArray[np.intp]
@@ -44,7 +46,7 @@ class Secret:
     """The vault draws every batch and shows it to nobody; the projection, if any, sees `rows` other rows.
 
     Those are drawn apart from the batch, with the learning seed, anew for every step; as many as the batch when None.
-    `clipped` clips their candidate gradients as the look clips; the paper does not.
+    `clipped` clips their candidate gradients as those of the sum are clipped; the paper does not.
     """
 
     projection: Projection | None = None
@@ -68,92 +70,101 @@ Denoiser = Secret | Named
 
 
 def no_op() -> Secret:
-    """No projection: DP-SGD (Abadi et al. 2016) under label replacement."""
+    """Project nothing: DP-SGD (Abadi et al. 2016) under label replacement."""
     return Secret()
 
 
 def alt_conv(rows: int | None = None, smoothing: float = 0.75, *, clipped: bool = False, **settings: Any) -> Secret:
-    """AltConv (Ghazi et al. 2024): the hull of the candidate gradients of `rows` other rows; `smoothing` is λ."""
+    """Project as AltConv (Ghazi et al. 2024): onto the hull of `rows` other rows' candidates; `smoothing` is λ."""
     return Secret(partial(hull, smoothing=smoothing, **settings), rows, clipped)
 
 
 def alt_rows(rows: int | None = None, smoothing: float = 1.0, *, clipped: bool = False, **settings: Any) -> Secret:
-    """One simplex per row in place of one for all rows: a smaller set that still holds their mean gradient."""
+    """Project onto one simplex per row, not one for all rows: a smaller set that still holds their mean gradient."""
     return Secret(partial(row_simplex, smoothing=smoothing, **settings), rows, clipped)
 
 
 def self_span(**settings: Any) -> Named:
-    """SelfSpan (Ghazi et al. 2024): the span of the batch's own candidate gradients."""
+    """Project as SelfSpan (Ghazi et al. 2024): onto the span of the batch's own candidate gradients."""
     return Named(partial(span, **settings))
 
 
 def self_conv(smoothing: float = 0.75, *, clipped: bool = False, **settings: Any) -> Named:
-    """SelfConv (Ghazi et al. 2024): the hull of the batch's own candidate gradients; `smoothing` is λ."""
+    """Project as SelfConv (Ghazi et al. 2024): onto the hull of the batch's own candidates; `smoothing` is λ."""
     return Named(partial(hull, smoothing=smoothing, **settings), clipped)
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The batches of a run: `rows` of each named one, or None for secret ones; `parts` are the inputs to draw from."""
+    """The batches of a run.
+
+    Args:
+        rows: of each named batch; None for secret ones.
+        parts: the inputs of each named batch, or all that secret ones are drawn from.
+        rate: probability of a row, or user, to be in a secret batch; 1 for named ones.
+        seed: of the order, and of other rows.
+        covered: the vault's rows that secret batches are drawn from; all when None.
+    """
 
     rows: tuple[RowNumbers, ...] | None
     parts: tuple[Inputs, ...]
     rate: float
     seed: int
+    covered: RowNumbers | None = None
 
     def __len__(self) -> int:
         return len(self.parts)
 
     @property
     def per_epoch(self) -> int:
-        """How many looks are one pass over the data, on average if they are secret."""
+        """How many steps are one pass over the data, on average if batches are secret."""
         return math.ceil(1 / self.rate - 1e-9) if self.rows is None else len(self.rows)
 
     def passes(self, step: int) -> float:
-        """How many passes over the data so many steps are."""
+        """Return how many passes over the data so many steps are."""
         return step * self.rate if self.rows is None else step / len(self)
 
     def number(self, step: int) -> int:
-        """Which batch a step looks at. The order changes from pass to pass."""
+        """Return the batch of a step. The order changes from pass to pass."""
         passed, place = divmod(step, len(self))
         return int(_order(self.seed, passed, len(self))[place])
 
     def lease(
-        self, vault: LabelVault, asks: Sequence[Mechanism[NoisyGradient]], times: int, counter: QueryCounter | None
+        self, vault: LabelVault, sums: Sequence[Mechanism[NoisyGradient]], times: int, counter: QueryCounter | None
     ) -> tuple[Lease[NoisyGradient], ...]:
-        """Pay for `times` looks at every batch, one mechanism to a batch."""
+        """Pay for `times` sums over every batch, one mechanism to a batch."""
         if self.rows is None:
-            return (vault.lease(asks[0], times, counter=counter),)
-        return vault.lease_batches(asks, times, self.rows, counter=counter)
+            return (vault.lease(sums[0], times, self.covered, counter=counter),)
+        return vault.lease_batches(sums, times, self.rows, counter=counter)
 
 
 def batches_for(denoiser: Denoiser, inputs: Inputs, num_rows: int, batch_size: int, seed: int) -> Batches:
-    """Secret batches of `batch_size` rows on average, or a partition into named ones of at most so many."""
+    """Return secret batches of `batch_size` rows on average, or a partition into named ones of at most so many."""
     if isinstance(denoiser, Secret):
         return Batches(None, (inputs,), batch_size / num_rows, seed)
     order = np.random.default_rng(seed).permutation(num_rows)
     rows = tuple(np.sort(part) for part in np.array_split(order, math.ceil(num_rows / batch_size)))
-    return Batches(rows, tuple(_take(inputs, torch.from_numpy(part)) for part in rows), 1.0, seed)
+    return Batches(rows, tuple(take_rows(inputs, part) for part in rows), 1.0, seed)
 
 
 class Projector:
     """Cleans noisy gradients at the model's present weights. `gap` is that of the last projection, if it had one."""
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, batches: Batches, denoiser: Denoiser, rows: int, loss: Loss, clip: float
+        self, model: nn.Module, batches: Batches, denoiser: Denoiser, rows: int, loss: Loss, clip: float
     ) -> None:
         self.gap: Tensor | float | None = None
         self._public: Callable[[int], Inputs]
         if isinstance(denoiser, Named):
             self._public = lambda step: batches.parts[batches.number(step)]
         else:
-            self._public = _OtherRows(inputs, denoiser.rows or rows, batches.seed)
+            self._public = _OtherRows(batches.parts[0], denoiser.rows or rows, batches.seed)
         self._projection = denoiser.projection
         clip_at = clip if denoiser.clipped else None
         self._candidates = lambda rows: PublicGradients(model, rows, loss=loss, clip=clip_at)
 
     def __call__(self, noisy: Tensor, step: int) -> Tensor:
-        """The projected gradient of this step."""
+        """Return the projected gradient of this step."""
         if self._projection is None:
             return noisy
         found = self._projection(noisy, self._candidates(self._public(step)))
@@ -173,15 +184,11 @@ class _OtherRows:
         many = len(self._inputs if isinstance(self._inputs, Tensor) else self._inputs[0])
         self._generator.manual_seed(int(np.random.SeedSequence((self._seed, step)).generate_state(1)[0]))
         order = torch.randperm(many, generator=self._generator, device=self._device)
-        return _take(self._inputs, order[: self._rows])
+        chosen = order[: self._rows]
+        inputs = self._inputs
+        return inputs[chosen] if isinstance(inputs, Tensor) else tuple(x[chosen.to(x.device)] for x in inputs)
 
 
 @lru_cache(maxsize=4)
 def _order(seed: int, passed: int, many: int) -> RowNumbers:
     return np.random.default_rng((seed, passed)).permutation(many)
-
-
-def _take(inputs: Inputs, rows: Tensor) -> Inputs:
-    if isinstance(inputs, Tensor):
-        return inputs[rows.to(inputs.device)]
-    return tuple(x[rows.to(x.device)] for x in inputs)

@@ -4,12 +4,16 @@
 
 A is made of the gradients that public rows would have under each of the K classes. The denoiser says who picks the
 batch B_t and what A is (`labeldp.recipes.denoisers`): `no_op` is DP-SGD; `alt_conv`, `self_span` and `self_conv` are
-their namesakes in the paper; `alt_rows` is ours.
+their namesakes in the paper; `alt_rows` is ours. `lp_normal_sgd` is a special case: one pass, and SelfSpan.
 
 What it costs. A replaced label moves a clipped sum by up to 2C, so at small ε the noise is about twice what accounting
 for added or removed rows gives. A secret Poisson batch is amplified by its rate (`PoissonGaussian`). The self-denoisers
-show their batch: they pass E times over a fixed partition, and every row meets E Gaussian looks. Projection, optimiser
+show their batch: they pass E times over a fixed partition, and every row is in E Gaussian sums. Projection, optimiser
 and schedule are post-processing.
+
+With a `UserVault` all labels of one user are protected together (section 6): a secret batch is of users, each with the
+clipped gradient of its mean loss over at most `cap` rows, and the projection's public rows count every user `cap`
+times, as the mean that is estimated does.
 """
 
 from __future__ import annotations
@@ -21,24 +25,40 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labeldp.budgets.calibrate import meter, most_queries
 from labeldp.core.accountant import epsilon as epsilon_of
-from labeldp.core.events import Event, Query
-from labeldp.core.vault import LabelVault
+from labeldp.core.events import Event, Gaussian, Query
+from labeldp.core.vault import LabelVault, Mechanism
 from labeldp.learning.descend import descend
-from labeldp.learning.train import Inputs, MakeOptimizer, Schedule, constant, sgd
+from labeldp.learning.optimisers import MakeOptimizer, Schedule, constant, sgd
+from labeldp.learning.progress import Progress, Report
+from labeldp.learning.train import Inputs
 from labeldp.mechanisms.gradients.layers import Loss, cross_entropy
 from labeldp.mechanisms.gradients.per_example import refuse_batch_norm
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
-from labeldp.recipes.common import check_rows, device_of
+from labeldp.mechanisms.gradients.users import UserGradientSum
+from labeldp.mechanisms.users import UserVault, cap_rows
+from labeldp.recipes.common import (
+    Run,
+    check_inputs,
+    check_rows,
+    check_target,
+    described,
+    device_of,
+    least_noise,
+    optimizer_in_words,
+    take_rows,
+)
 from labeldp.recipes.denoisers import (
     Batches,
     Denoiser,
     Projector,
+    Secret,
     alt_conv,
     alt_rows,
     batches_for,
@@ -46,26 +66,16 @@ from labeldp.recipes.denoisers import (
     self_conv,
     self_span,
 )
-from labeldp.recipes.prepaid import Run, check_inputs, check_target, described, least_noise, optimizer_in_words
+from labeldp.releases import NoisyGradient
 
-__all__ = ["DiameterBound", "NormBound", "Progress", "alt_conv", "alt_rows", "no_op", "self_conv", "self_span", "train"]
+__all__ = [
+    "DiameterBound", "NormBound", "alt_conv", "alt_rows", "lp_normal_sgd", "no_op", "self_conv",
+    "self_span", "train",
+]  # fmt: skip
 
 Bound = NormBound | DiameterBound
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What `report` is told. `epsilon` is what the looks so far cost, never too small; `gap` the projection's."""
-
-    step: int
-    steps: int
-    passes: float
-    epsilon: float
-    gap: float | None
-    seconds: float
-
-
-Report = Callable[[Progress], None]
+# The noise of a sum → the mechanism that releases it.
+Sum = Callable[..., Mechanism[NoisyGradient]]
 
 
 def train(
@@ -81,6 +91,7 @@ def train(
     batch_size: int = 1024,
     bound: Bound | None = None,
     denoiser: Denoiser | None = None,
+    cap: int | None = None,
     loss: Loss = cross_entropy,
     optimizer: MakeOptimizer | None = None,
     schedule: Schedule | None = None,
@@ -94,24 +105,26 @@ def train(
 ) -> nn.Module:
     """Train on noisy gradient sums; the vault pays for all of them before the first is drawn.
 
-    Give two of ε, noise and length, and the third follows: the least noise that meets ε; the most looks that ε pays
+    Give two of ε, noise and length, and the third follows: the least noise that meets ε; the most steps that ε pays
     for with this noise ("run until ε is used up"); or whatever ε this noise and this length come to.
 
     Args:
         delta: δ of the guarantee, say 1e-5.
-        epsilon: ε of the guarantee. The certificate says no more than this, and less by rounding only.
+        epsilon: ε of the guarantee. The certificate states no more than this, and less by rounding only.
         noise_multiplier: standard deviation of the noise on a sum, in units of the clipping norm C.
-        epochs, steps: the length, in passes over the data or in looks.
-        batch_size: rows in a batch, on average if it is secret; what the sum is divided by.
-        bound: `NormBound(C)`, or `DiameterBound` for public-diameter clipping; `NormBound(1.0)` when None.
-        denoiser: `alt_conv()` when None.
+        epochs, steps: the length, in passes over the data (over the users of a `UserVault`) or in steps.
+        batch_size: rows (users) in a batch, on average if it is secret; what the sum is divided by.
+        bound: `NormBound(C)`, or `DiameterBound` for public-diameter clipping; `NormBound(1.0)` when None. Users take
+            a `NormBound`, of the gradient of a user's mean loss.
+        denoiser: `alt_conv()` when None. Users take those with secret batches: `no_op`, `alt_conv`, `alt_rows`.
+        cap: with a `UserVault`, how many rows of a user are used (`cap_rows`); all of them when None.
         loss: (logits (b, K), labels (b,)) → losses (b,).
         optimizer, schedule, average, radius: of `labeldp.learning.descend.descend`; plain SGD at 0.1 when None.
         seed: of the partition, the order and the other rows; never of noise or secret batches.
-        precision: of the forward pass in the look, say torch.bfloat16; sum and noise stay in float32 or wider.
+        precision: of the forward pass in the sum, say torch.bfloat16; sum and noise stay in float32 or wider.
         folder: keeps the run. Killed at any moment, it goes on in a new process with a new vault of the same labels,
-            whose certificate covers the whole run, and never draws a look twice.
-        every: looks between two reports; an epoch when None.
+            whose certificate covers the whole run, and never draws a gradient twice.
+        every: steps between two reports; an epoch when None.
 
     >>> from labeldp import LabelVault
     >>> x = torch.randn(200, 5)
@@ -122,36 +135,168 @@ def train(
     """
     denoiser, bound = denoiser or alt_conv(), bound or NormBound(1.0)
     optimizer, schedule = optimizer or sgd(0.1, momentum=0.0, weight_decay=0.0), schedule or constant()
-    _check(model, inputs, vault, batch_size)
-    batches = batches_for(denoiser, inputs, len(vault), batch_size, seed)
-    goal = Goal(delta, epsilon, noise_multiplier, _queries_per_row(batches, len(vault) / batch_size, epochs, steps))
-    settings = {
-        "recipe": "labeldp_pro", "goal": goal, "batch_size": batch_size, "bound": bound, "denoiser": denoiser,
-        "loss": loss, "optimizer": optimizer_in_words(optimizer, schedule), "average": average, "radius": radius,
-        "seed": seed,
+    refuse_batch_norm(model)
+    check_rows(model, inputs, vault, vault.num_classes)
+    check_inputs(inputs, vault)
+    settings: dict[str, Any] = {
+        "batch_size": batch_size, "bound": bound, "denoiser": denoiser, "loss": loss,
+        "optimizer": optimizer_in_words(optimizer, schedule), "average": average, "radius": radius, "seed": seed,
     }  # fmt: skip
-    ask = partial(GradientSum, model, bound=bound, rate=batches.rate, loss=loss, precision=precision)
-    with Run(folder, {} if folder is None else described(model, inputs, vault, **settings)) as run:
-        example = partial(ask, batches.parts[0], num_classes=vault.num_classes)
-        noise, times = goal.terms(lambda noise: example(noise_std=noise).event(), bound, batches.rate, run.terms)
-        asks = [ask(part, noise_std=noise, num_classes=vault.num_classes) for part in batches.parts]
-        leases = batches.lease(vault, asks, times, run.counter)
-        project = Projector(model, inputs, batches, denoiser, batch_size, loss, bound.radius)
-        tell = None if report is None else _reporter(report, asks[0].event(), times, delta, batches, project)
+    how: dict[str, Any] = {"loss": loss, "precision": precision}
+    if isinstance(vault, UserVault):
+        batches, sums, named = _user_sums(model, inputs, vault, bound, denoiser, batch_size, cap, seed, how)
+        settings |= named
+    else:
+        batches, sums = _row_sums(model, inputs, vault, bound, denoiser, batch_size, seed, how)
+        settings |= {"recipe": Path(__file__).stem}
+    goal = Goal(delta, epsilon, noise_multiplier, _queries_per_row(batches, epochs, steps))
+    with Run(folder, {} if folder is None else described(model, inputs, vault, goal=goal, **settings)) as run:
+        noise, times = goal.terms(lambda noise: sums[0](noise_std=noise).event(), bound, batches.rate, run.terms)
+        mechanisms = [one(noise_std=noise) for one in sums]
+        leases = batches.lease(vault, mechanisms, times, run.counter)
+        project = Projector(model, batches, denoiser, batch_size, loss, bound.radius)
+        begun, spent = time.perf_counter(), None if report is None else meter(mechanisms[0].event(), times, delta)
 
         def gradient(step: int) -> Tensor | None:
             noisy = run.query(step, leases[batches.number(step)])
             return None if noisy is None else project(noisy.to(device_of(model)), step)
 
+        def reported(step: int) -> None:
+            assert report is not None
+            assert spent is not None
+            gap = None if project.gap is None else float(project.gap)
+            paid, seconds = spent(-(-step // len(batches))), time.perf_counter() - begun
+            total = times * len(batches)
+            report(
+                Progress(
+                    "training", f"step {step} of {total}", seconds, step / total, paid, step=step, steps=total,
+                    passes=batches.passes(step), gap=gap,
+                )
+            )  # fmt: skip
+
         return descend(
             model, gradient, steps=times * len(batches), optimizer=optimizer, schedule=schedule, average=average,
-            radius=radius, kept=run.kept, every=every or batches.per_epoch, report=tell,
+            radius=radius, kept=run.kept, every=every or batches.per_epoch, report=None if report is None else reported,
         )  # fmt: skip
+
+
+def lp_normal_sgd(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float,
+    diameter: float,
+    bound: Bound | None = None,
+    batch_size: int = 1,
+    loss: Loss = cross_entropy,
+    seed: int = 0,
+    folder: Path | None = None,
+    every: int | None = None,
+    report: Report | None = None,
+) -> nn.Module:
+    """Train by LP-Normal-SGD: one pass of SGD with Gaussian noise in the few directions a label can move.
+
+        w ← Π_W(w − η_t (∇ℓ(w; x_t, y_t) + b_t)),   b_t = Π_span{∇ℓ(w; x_t, k) : k}(N(0, s²I)),
+        η_t = D / √((L² + K s²) t)
+
+    Algorithm 6 of Ghazi et al. 2021. Only the span of the K candidate gradients needs noise, so its norm is about s√K
+    whatever the number of parameters. (For cross-entropy the span is that of the gradients' differences: K − 1
+    dimensions.) With b rows to a step the mean of their gradients is released: |noise|² is then K s²/b on average, and
+    the step is η_t = D / √((L² + K s²/b) t).
+
+    Why it is private. The gradient lies in that public span, so noise in the span is isotropic noise on the gradient,
+    projected: post-processing of a Gaussian query with diameter 2L, or less with a bound on the public diameter. Each
+    row is in one sum. Here s is the analytic Gaussian's (Balle and Wang 2018), exact where the paper has an unnamed
+    constant.
+
+    Args:
+        diameter: D of the ball around the first weights that the weights are kept in.
+        bound: its radius is L; `NormBound(1.0)` when None. Gradients of a loss that is L-Lipschitz are never clipped.
+        batch_size: rows to a step; 1 is as published.
+        seed: of the order, which no label decides.
+        folder, every, report: as in `train`.
+
+    >>> from labeldp import LabelVault
+    >>> x = torch.randn(200, 5)
+    >>> vault = LabelVault((x[:, 0] > 0).long(), num_classes=2)
+    >>> model = lp_normal_sgd(nn.Linear(5, 2), x, vault, epsilon=1.0, delta=1e-5, diameter=10.0, batch_size=20)
+    >>> round(vault.certificate(delta=1e-5).epsilon, 6)
+    1.0
+    """
+    if not 0 < diameter < math.inf:
+        raise ValueError(f"diameter={diameter} is not the size of a ball; give a finite number greater than 0")
+    if isinstance(vault, UserVault):
+        raise ValueError("vault protects all labels of a user, and this one label at a time; use train")
+    bound = bound or NormBound(1.0)
+    noise = least_noise(lambda s: Gaussian(s, bound.diameter), 1, epsilon, delta, bound.diameter)
+    many = math.ceil(len(vault) / max(1, batch_size))
+    peak = diameter / math.sqrt(bound.radius**2 + vault.num_classes * noise**2 / max(1, batch_size))
+    return train(
+        model, inputs, vault, delta=delta, noise_multiplier=noise / bound.radius, epochs=1, batch_size=batch_size,
+        bound=bound, denoiser=self_span(), loss=loss, optimizer=sgd(peak, momentum=0.0, weight_decay=0.0),
+        schedule=lambda done: 1 / math.sqrt(round(done * many) + 1), radius=diameter / 2, seed=seed, folder=folder,
+        every=every, report=report,
+    )  # fmt: skip
+
+
+# --- what is summed ---------------------------------------------------------------------------------------------
+
+
+def _row_sums(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: LabelVault,
+    bound: Bound,
+    denoiser: Denoiser,
+    batch_size: int,
+    seed: int,
+    how: dict[str, Any],
+) -> tuple[Batches, list[Sum]]:
+    if type(batch_size) is not int or not 1 <= batch_size <= len(vault):
+        raise ValueError(f"batch_size={batch_size} does not fit {len(vault)} rows; give a number from 1 to that")
+    batches = batches_for(denoiser, inputs, len(vault), batch_size, seed)
+    sums: list[Sum] = [
+        partial(GradientSum, model, part, bound=bound, rate=batches.rate, num_classes=vault.num_classes, **how)
+        for part in batches.parts
+    ]
+    return batches, sums
+
+
+def _user_sums(
+    model: nn.Module,
+    inputs: Inputs,
+    vault: UserVault,
+    bound: Bound,
+    denoiser: Denoiser,
+    batch_size: int,
+    cap: int | None,
+    seed: int,
+    how: dict[str, Any],
+) -> tuple[Batches, list[Sum], dict[str, Any]]:
+    """Return batches of users, the sum over them, and what names them in the run's question."""
+    if not isinstance(denoiser, Secret):
+        raise ValueError(f"denoiser is {denoiser!r}, which names its batches; users take no_op, alt_conv or alt_rows")
+    if not isinstance(bound, NormBound):
+        raise ValueError(f"bound={bound!r} is not for users; give a NormBound")
+    if type(batch_size) is not int or not 1 <= batch_size <= len(vault.users):
+        raise ValueError(f"batch_size={batch_size} does not fit {len(vault.users)} users; give a number from 1 to that")
+    most = int(vault.users.sizes.max()) if cap is None else cap
+    kept = cap_rows(vault.users, most, seed=seed)
+    rows, rate = take_rows(inputs, kept.rows), batch_size / len(vault.users)
+    batches = Batches(None, (take_rows(rows, kept.listed()),), rate, seed, kept.rows)
+    users, weights = vault.users.take(kept.rows), kept.repeats / most
+    one: Sum = partial(UserGradientSum, model, rows, users, bound, rate=rate, weights=weights, **how)
+    return batches, [one], {"recipe": "user_level", "users": vault.users.digest(), "cap": most}
+
+
+# --- how long and how much noise --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Two of ε, noise multiplier and looks per row, at this δ."""
+    """Two of ε, noise multiplier and queries per row, at this δ."""
 
     delta: float
     epsilon: float | None
@@ -161,7 +306,7 @@ class Goal:
     def __post_init__(self) -> None:
         if [self.epsilon, self.noise_multiplier, self.times].count(None) != 1:
             raise ValueError(
-                f"epsilon={self.epsilon}, noise_multiplier={self.noise_multiplier} and a length of {self.times} looks: "
+                f"epsilon={self.epsilon}, noise_multiplier={self.noise_multiplier} and a length of {self.times} steps: "
                 "give two of epsilon, noise_multiplier and length (epochs or steps); the third follows"
             )
         for name in ("delta", "epsilon", "noise_multiplier"):
@@ -178,36 +323,29 @@ class Goal:
     def terms(
         self, event_of: Callable[[float], Event], bound: Bound, rate: float, paid: tuple[float, int] | None
     ) -> tuple[float, int]:
-        """Noise of a sum and looks per row; those paid for in an earlier process, if they keep the promise."""
-        if paid is None:
-            return self._settled(event_of, bound, rate)
-        spent = epsilon_of((Query(event_of(paid[0]), paid[1]),), self.delta)
-        # Another machine may round the last digits of ε otherwise.
-        if self.epsilon is not None and spent > self.epsilon * (1 + 1e-6):
-            raise ValueError(f"the run in this folder was paid for with epsilon={spent:.9g}; use a new folder")
-        return paid
-
-    def _settled(self, event_of: Callable[[float], Event], bound: Bound, rate: float) -> tuple[float, int]:
+        """Return noise of a sum and queries per row; those paid for in an earlier process, if they keep the promise."""
+        if paid is not None:
+            spent = epsilon_of((Query(event_of(paid[0]), paid[1]),), self.delta)
+            # Another machine may round the last digits of ε otherwise.
+            if self.epsilon is not None and spent > self.epsilon * (1 + 1e-6):
+                raise ValueError(f"the run in this folder was paid for with epsilon={spent:.9g}; use a new folder")
+            return paid
         match self.epsilon, self.noise_multiplier, self.times:
             case float() as epsilon, None, int() as times:
                 return least_noise(event_of, times, epsilon, self.delta, bound.diameter, rate), times
             case None, float() as multiplier, int() as times:
                 return multiplier * bound.radius, times
             case float() as epsilon, float() as multiplier, None:
-                noise = multiplier * bound.radius
-                return noise, _used_up(event_of(noise), epsilon, self.delta)
+                event = event_of(multiplier * bound.radius)
+                times = most_queries(event, epsilon, self.delta)
+                if times == 0:
+                    raise ValueError(f"epsilon={epsilon} does not pay for a single {event}; give more noise")
+                return multiplier * bound.radius, times
         raise ValueError(f"{self} is not made of numbers")
 
 
-def _used_up(event: Event, epsilon: float, delta: float) -> int:
-    times = most_queries(event, epsilon, delta)
-    if times == 0:
-        raise ValueError(f"epsilon={epsilon} does not pay for a single {event}; give more noise")
-    return times
-
-
-def _queries_per_row(batches: Batches, per_pass: float, epochs: float | None, steps: int | None) -> int | None:
-    """How often a row may be looked at: once per step if batches are secret, once per pass if they are named."""
+def _queries_per_row(batches: Batches, epochs: float | None, steps: int | None) -> int | None:
+    """Return how often a row may be summed: once per step if batches are secret, once per pass if they are named."""
     if epochs is None and steps is None:
         return None
     if epochs is not None and steps is not None:
@@ -217,33 +355,10 @@ def _queries_per_row(batches: Batches, per_pass: float, epochs: float | None, st
         length = steps if secret else steps / len(batches)
     else:
         length = epochs if epochs is not None and math.isfinite(epochs) else 0
-        length = math.ceil(length * per_pass - 1e-9) if secret else length
+        length = math.ceil(length / batches.rate - 1e-9) if secret else length
     if not length >= 1 or length != int(length):
         raise ValueError(
             f"epochs={epochs}, steps={steps} is not a length; give at least one step, and whole passes "
             f"({len(batches)} steps each) for batches that are named"
         )
     return int(length)
-
-
-def _check(model: nn.Module, inputs: Inputs, vault: LabelVault, batch_size: int) -> None:
-    """Refuse what cannot be trained, before anything is spent."""
-    refuse_batch_norm(model)
-    check_rows(model, inputs, vault, vault.num_classes)
-    check_inputs(inputs, vault)
-    if type(batch_size) is not int or not 1 <= batch_size <= len(vault):
-        raise ValueError(f"batch_size={batch_size} does not fit {len(vault)} rows; give a number from 1 to that")
-
-
-def _reporter(
-    report: Report, event: Event, times: int, delta: float, batches: Batches, project: Projector
-) -> Callable[[int], None]:
-    begun, spent = time.perf_counter(), meter(event, times, delta)
-    total = times * len(batches)
-
-    def tell(step: int) -> None:
-        gap = None if project.gap is None else float(project.gap)
-        seconds = time.perf_counter() - begun
-        report(Progress(step, total, batches.passes(step), spent(-(-step // len(batches))), gap, seconds))
-
-    return tell

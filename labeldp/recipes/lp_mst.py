@@ -1,12 +1,12 @@
 """LP-MST: multi-stage training with randomized response under the previous stage's prior (Ghazi et al. 2021).
 
-    split the rows into S₁ … S_T, not looking at labels
+    split the rows into S₁ … S_T, without their labels
     for t = 1 … T:  p = softmax(model_{t−1} / τ) on S_t (uniform for t = 1)
                     ỹ = RRWithPrior(y; p) on S_t
                     train model_t on ỹ of S₁ … S_t, warm-started from model_{t−1}
 
-Every row is asked in one stage only, and the prior for it comes from other rows' answers: by parallel composition
-the whole run costs ε, not T·ε, even if all answers and models are published. The vault's ledger says the same.
+Every row responds in one stage only, and its prior comes from other rows' responses: by parallel composition the whole
+run costs ε, not T·ε, even if all responses and models are published. The vault's ledger says the same.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.evidence import Objective, evidence, forward_loss, on_classes, posterior
 from labeldp.learning.train import Inputs, predict
 from labeldp.mechanisms.responses import PriorResponse
-from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
+from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder, release_labels
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a stage may learn from: all answers so far, and what the previous stage's model said, on the device.
+    """What a stage may learn from: all responses so far, and the scores of the previous stage's model, on the device.
 
-    `responses` (n,) is −1 and `evidence` (n, K) zero for rows not asked yet; `scores` (n, K) is None in stage one.
+    `responses` (n,) is −1 and `evidence` (n, K) zero for rows without one; `scores` (n, K) is None in stage one.
     """
 
     responses: Tensor
@@ -44,20 +44,20 @@ Learn = Callable[[Known], Objective]
 
 
 def hard_responses(known: Known) -> Objective:
-    """Cross-entropy with the answers taken at their word, as published."""
+    """Return cross-entropy with the responses taken at their word, as published."""
     return on_classes(known.responses)
 
 
 def likelihood(known: Known) -> Objective:
-    """The exact likelihood of the answers: no mixup needed, and an answer that says nothing teaches nothing."""
+    """Return the exact likelihood of the responses: no mixup needed, and one without information teaches nothing."""
     return lambda logits, rows: forward_loss(logits, known.evidence[rows])
 
 
 def posterior_of_model(known: Known) -> Objective:
-    """Cross-entropy with the posterior under the previous model as prior; the likelihood in stage one.
+    """Return cross-entropy with the posterior under the previous model as prior; the likelihood in stage one.
 
-    Self-training with evidence: rows whose answer says nothing are learnt from the previous model alone. A heuristic:
-    that model has seen the earlier rows' answers already, so for those rows the evidence counts twice.
+    Self-training with evidence: rows whose response has no information are learnt from the previous model alone. A
+    heuristic: that model has seen the earlier rows' responses already, so for those rows the evidence counts twice.
     """
     if known.scores is None:
         return likelihood(known)
@@ -96,10 +96,10 @@ def train(
         temperature: τ of the prior; below 1 it trusts the model more. 0 takes the model's first choice only.
         prior: public knowledge to mix in.
         learn: what to minimise: `hard_responses` (published), `likelihood` or `posterior_of_model`.
-        keep_plausible: train stage t only on those earlier answers that are among the previous model's k likeliest
-            classes, k being the mean size of the answer sets in stage t, rounded.
+        keep_plausible: train stage t only on those earlier responses that are among the previous model's k likeliest
+            classes, k being the mean number of allowed classes in stage t, rounded.
         seed: of the split.
-        folder: keeps each stage's answers and checkpoint, so that a killed run resumes without asking again.
+        folder: keeps each stage's responses and checkpoint, so that a killed run goes on and draws nothing twice.
     """
     check_rows(model, inputs, vault, vault.num_classes)
     stages = split(len(vault), shares, seed)
@@ -108,16 +108,18 @@ def train(
         raise ValueError(f"fit has {len(fits)} entries for {len(stages)} stages; give one, or one for each stage")
     device, responses = device_of(model), torch.full((len(vault),), -1, dtype=torch.long)
     seen = torch.zeros(len(vault), vault.num_classes)
-    asked = torch.zeros(len(vault), dtype=torch.bool)
+    released = torch.zeros(len(vault), dtype=torch.bool)
     for number, (rows, fit_stage) in enumerate(zip(stages, fits, strict=True), start=1):
         scores = predict(model, inputs).cpu() if number > 1 else None
         belief = stage_prior(scores, rows, vault.num_classes, temperature, prior)
-        private = ask(vault, PriorResponse(epsilon, belief), rows, in_folder(folder, f"answers-{number}.npz"))
-        keep = asked.clone()
+        private = release_labels(
+            vault, PriorResponse(epsilon, belief), rows, in_folder(folder, f"answers-{number}.npz")
+        )
+        keep = released.clone()
         if scores is not None and keep_plausible:
             keep &= plausible(scores, responses, mean_set_size(private))
         responses[rows], seen[rows] = torch.from_numpy(private.hard()), evidence(private)
-        asked[rows] = keep[rows] = True
+        released[rows] = keep[rows] = True
         known = Known(responses.to(device), seen.to(device), None if scores is None else scores.to(device))
         settings = checkpoint_of(folder, responses.numpy(), keep.numpy())
         model = fit_stage(model, inputs, learn(known), rows=keep.nonzero().squeeze(1).to(device), **settings)
@@ -125,7 +127,7 @@ def train(
 
 
 def split(num_rows: int, shares: Sequence[float], seed: int) -> list[npt.NDArray[np.intp]]:
-    """Row numbers of each stage, by a seeded shuffle that never saw a label; sorted within a stage."""
+    """Return row numbers of each stage, by a seeded shuffle that never saw a label; sorted within a stage."""
     if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
         raise ValueError(f"shares={tuple(shares)} do not split the rows; give positive numbers that add up to 1")
     order = np.random.default_rng(seed).permutation(num_rows)
@@ -139,7 +141,7 @@ def split(num_rows: int, shares: Sequence[float], seed: int) -> list[npt.NDArray
 def stage_prior(
     scores: Tensor | None, rows: npt.NDArray[np.intp], num_classes: int, temperature: float, prior: Prior | None
 ) -> npt.NDArray[np.float64]:
-    """The prior of a stage's rows: the model's, sharpened, with the public one mixed in. (K,) when uniform."""
+    """Return the prior of a stage's rows: the model's, sharpened, with the public one mixed in. (K,) when uniform."""
     if scores is None and prior is None:
         return np.full(num_classes, 1.0 / num_classes)
     belief = np.full((len(rows), num_classes), 1.0 / num_classes)
@@ -154,7 +156,7 @@ def stage_prior(
 
 
 def sharpened(scores: Tensor, temperature: float) -> npt.NDArray[np.float64]:
-    """softmax(scores / τ); at τ = 0 all weight on the first choice, shared between ties."""
+    """Return softmax(scores / τ); at τ = 0 all weight is on the first choice, shared between ties."""
     if not temperature >= 0:
         raise ValueError(f"temperature={temperature} is negative; give a number ≥ 0")
     if temperature == 0:
@@ -164,13 +166,13 @@ def sharpened(scores: Tensor, temperature: float) -> npt.NDArray[np.float64]:
 
 
 def mean_set_size(private: object) -> int:
-    """Mean number of allowed answers, rounded: a mean of 1.86 is 2."""
+    """Return the mean number of allowed classes, rounded: a mean of 1.86 is 2."""
     channel = private.channel  # type: ignore[attr-defined]
     return max(1, round(float(np.mean(channel.set_sizes()))))
 
 
 def plausible(scores: Tensor, responses: Tensor, k: int) -> Tensor:
-    """Rows whose answer is among the model's k likeliest classes; rows without an answer are not."""
+    """Return which rows' response is among the model's k likeliest classes; rows without one are not."""
     own = scores.gather(1, responses.clamp_min(0)[:, None])
     rank = (scores > own).sum(dim=1)
     return (rank < k) & (responses >= 0)

@@ -1,55 +1,57 @@
-"""One look: public features, one noisy moment, a linear head. No training loop, and nothing to tune.
+"""The one-shot moment: public features, one noisy label-feature moment, a linear head. No loop, nothing to tune.
 
     1. features x_i of public inputs, found without a label
-    2. rehearse on clusters which directions φ_i = A(x_i − x̄), |φ_i| ≤ 1, to ask about at the noise of (ε, δ)
-    3. S̃ = Σ_i onehot(y_i) ⊗ φ_i + noise, once
+    2. label-free tuning on clusters: which directions φ_i = A(x_i − x̄), |φ_i| ≤ 1, the noise of (ε, δ) leaves
+    3. S̃ = Σ_i onehot(y_i) ⊗ φ_i + noise, released once
     4. a head from S̃ and the φ_i; probabilities from the head and S̃
 
 The labels enter softmax regression and least squares through Σ onehot(y_i) ⊗ φ_i alone; a replaced label moves it by
-√2·|φ_i|. So one Gaussian look with μ = √2/σ (Laplace noise where δ = 0) is all that is paid for; the rest is
-post-processing, and no choice in it sees a true label. At small ε this is ahead of all methods that answer row by row,
-because the noise is spread over all rows of a class; see docs/one_look.md for where it stops being so.
+√2·|φ_i|. So one Gaussian query with μ = √2/σ (Laplace noise where δ = 0) is all that is paid for; the rest is
+post-processing, and no choice in it sees a true label. At small ε this is ahead of all methods with one response per
+row, because the noise is spread over all rows of a class; see docs/one_shot.md for where it stops being so.
+
+Where a table has so many rows that its features do not fit in memory (`Coded`), they are made chunk by chunk. Only the
+moment needs all n rows, and it is a sum. Tuning and head see m random public rows, and the head the moment of these,
+estimated without bias and with the right sum over the classes (difference estimator; Särndal et al. 1992):
+
+    S̃_m = (m/n)·(S̃ − T_n/K) + T_m/K,    T the public totals Σ_i φ_i.
+
+So the noise is that of one query over n labels, and what is lost is that of any model of d weights and m rows instead
+of n, some d/m in likelihood.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
+from labeldp.core.events import Event
 from labeldp.core.vault import LabelVault
 from labeldp.data.storage import load_moments, save_moments
-from labeldp.features.extract import Device, Extractor, FeatureMap
+from labeldp.features.extract import Device, Extractor, FeatureMap, gram_of
+from labeldp.features.tables import Coded
 from labeldp.learning.heads import Axes, Head, Scale, eigenbasis, honest_scale, ridge_head, softmax_head
-from labeldp.learning.tuning import Scored, Tuning, compare_heads, gram_of, load_plan, save_plan, tune
-from labeldp.mechanisms.counts import GaussianNoise
-from labeldp.mechanisms.moments import Moments
-from labeldp.recipes.common import ask_once, in_folder, question_note
-from labeldp.recipes.groups import check_affordable
-from labeldp.recipes.moment_noise import Noise, check_count, check_features, event_of, noise_by_width, noise_for
+from labeldp.learning.progress import Progress, Report
+from labeldp.learning.tuning import Basis, Scored, Tuning, compare_heads, load_plan, save_plan, tune
+from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
+from labeldp.mechanisms.moments import Moments, RowChunks
+from labeldp.mechanisms.users import UserVault
+from labeldp.recipes.common import check_affordable, in_folder, query_note, release_once
 from labeldp.releases import NoisyMoments
 
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
+# Features held at once, where a table has many rows: 1 GiB of them.
+MOST_CELLS = 1 << 28
 _ROWS_AT_ONCE = 8192
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What `report` is told: which of features, rehearsal, look and head goes on or is done, and the seconds so far."""
-
-    phase: str
-    detail: str
-    seconds: float
-
-
-Report = Callable[[Progress], None]
+Noise = GaussianNoise | LaplaceNoise
 
 
 class Tune(Protocol):
@@ -65,22 +67,22 @@ class Tune(Protocol):
         heads: Sequence[Head],
         report: Callable[[Scored], None] | None,
     ) -> Tuning:
-        """The plan for features (n, p), K classes and noise by the number of directions."""
+        """Return the plan for features (n, p), K classes and noise by the number of directions."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class OneShot:
-    """A head, all it was made of, and how sure it is. Holds no label; may be kept and published.
+    """A head, all it was made of, and how confident it is. Holds no label; may be kept and published.
 
     Args:
         layer: the head on plain features x, for its decisions: `layer(x).argmax(dim=1)`.
-        rehearsal: what was chosen before the look, and why.
+        tuning: what was chosen before the release, and why.
         noisy: the release.
         head: how the weights were found from it.
-        weight: t·W, (K, d), for the rehearsal's φ: softmax(t·Wφ) are the probabilities.
+        weight: t·W, (K, d), for the tuning's φ: softmax(t·Wφ) are the probabilities.
         scale: t.
-        confidence: the mean largest probability over the rows asked: the share it expects to have right.
+        confidence: the mean largest probability over the rows: the share it expects to have right.
     """
 
     layer: nn.Linear
@@ -92,41 +94,46 @@ class OneShot:
     confidence: float
 
     def logits(self, features: Tensor) -> Tensor:
-        """t·Wφ of plain features, (m, K), of which softmax are `probabilities`; chunk by chunk."""
+        """Return t·Wφ of plain features, (m, K), of which softmax are `probabilities`; chunk by chunk."""
         turned = self.weight.T
         parts = features.to(self.weight.device).split(_ROWS_AT_ONCE)
         return torch.cat([self.tuning.basis(part) @ turned for part in parts])
 
     def probabilities(self, features: Tensor) -> Tensor:
-        """Honest class probabilities of plain features, old or new, (m, K); see `honest_scale`."""
+        """Return honest class probabilities of plain features, old or new, (m, K); see `honest_scale`."""
         return torch.softmax(self.logits(features), dim=1)
 
     def predict(self, features: Tensor) -> Tensor:
-        """The likeliest class of each row, (m,)."""
+        """Return the likeliest class of each row, (m,)."""
         return self.logits(features).argmax(dim=1)
 
 
 def train(
-    features: Tensor,
+    features: Tensor | Coded,
     vault: LabelVault,
     *,
     epsilon: float,
     delta: float,
     tune: Tune = tune,
     heads: Sequence[Head] = HEADS,
+    most: int | None = None,
+    seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
 ) -> OneShot:
-    """Rehearse, look once, fit: (`epsilon`, `delta`) in all.
+    """Tune, release one moment, solve the head: (`epsilon`, `delta`) in all.
 
     Args:
-        features: public, (n, p), in the vault's order, on the device where the work is to be done.
+        features: public, (n, p), in the vault's order, on the device where the work is to be done; `Coded` for a
+            table whose features do not fit in memory.
         epsilon, delta: δ = 0 takes Laplace noise, which is larger: it has to hide the row's length in the norm of
             order 1. Give 1e-5, or less than one over the number of rows, for Gaussian noise.
-        rehearse: `labeldp.learning.tuning.tune`, or that with settings bound.
+        tune: `labeldp.learning.tuning.tune`, or that with settings bound (for `Coded`, `num_rows` among them).
         heads: which to choose among, without a label.
-        folder: keeps the plan and the moment, so that a killed run goes on and does not ask again.
-        report: told of every step.
+        most, seed: for `Coded`, the number m of rows that tuning and head see (as many as have a gibibyte of features
+            when None), and the seed that draws them. With m = n the result is that of plain features.
+        folder: keeps plan and moment, so that a killed run goes on and draws nothing twice.
+        report: gets every step.
 
     >>> x = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
     >>> vault = LabelVault((x[:, 0] > 0).long(), num_classes=2)
@@ -134,15 +141,19 @@ def train(
     >>> bool((shot.predict(x) == (x[:, 0] > 0)).float().mean() > 0.8), vault.certificate(1e-6).epsilon <= 0.5
     (True, True)
     """
-    tell = Clock(report)
+    clock = Clock(report)
     noise = noise_for(epsilon, delta)
+    if isinstance(features, Coded):
+        check_count(len(features), "features", vault)
+        check_affordable(vault, [(event_of(noise), None)])
+        return _of_coded(features, vault, noise, tune, heads, most, seed, clock)
     check_features(features, vault)
     check_affordable(vault, [(event_of(noise), in_folder(folder, "moment.npz"))])
-    found = tuned(features, vault.num_classes, noise, tune, heads, folder, tell)
+    found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
     rows = found.basis(features)
-    noisy = _query(rows, vault, noise, folder)
-    tell("look", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
-    return fitted(found, heads, noisy, rows, tell)
+    noisy = _released(rows, vault, noise, folder)
+    clock("query", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
+    return fitted(found, heads, noisy, rows, clock)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,11 +164,11 @@ class OnInputs:
     shot: OneShot
 
     def probabilities(self, inputs: Any) -> Tensor:
-        """Honest class probabilities of inputs, old or new, (m, K)."""
+        """Return honest class probabilities of inputs, old or new, (m, K)."""
         return self.shot.probabilities(self.map.features(inputs))
 
     def predict(self, inputs: Any) -> Tensor:
-        """The likeliest class of each row, (m,)."""
+        """Return the likeliest class of each row, (m,)."""
         return self.probabilities(inputs).argmax(dim=1)
 
 
@@ -174,7 +185,7 @@ def train_on_inputs(
     folder: Path | None = None,
     report: Report | None = None,
 ) -> OnInputs:
-    """The whole way in one call, from public inputs to predictions.
+    """Extract features and `train` on them: the whole way from public inputs to predictions.
 
     Args:
         extractor: `Patches()` for images, `Table()`, `Raw()` or an encoder; see `labeldp.features.extract`.
@@ -183,17 +194,61 @@ def train_on_inputs(
 
     The other arguments are those of `train`.
     """
-    tell = Clock(report)
+    clock = Clock(report)
     check_affordable(vault, [(event_of(noise_for(epsilon, delta)), in_folder(folder, "moment.npz"))])
     check_count(len(inputs[0] if isinstance(inputs, tuple) else inputs), "inputs", vault)
     found = extractor.fit(inputs, device)
     features = found.features(inputs)
-    tell("features", f"{len(features)} × {features.shape[1]}")
-    settings: dict[str, Any] = {"rehearse": tune, "heads": heads, "folder": folder, "report": report}
+    clock("features", f"{len(features)} × {features.shape[1]}")
+    settings: dict[str, Any] = {"tune": tune, "heads": heads, "folder": folder, "report": report}
     return OnInputs(found, train(features, vault, epsilon=epsilon, delta=delta, **settings))
 
 
-# -- the steps ----------------------------------------------------------------------------------------------------
+# --- before the query -------------------------------------------------------------------------------------------
+
+
+def noise_for(epsilon: float, delta: float) -> Noise:
+    """Return the least noise for one moment at (ε, δ): Gaussian, or Laplace where δ is 0."""
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon={epsilon} is not a budget for a noisy moment; give a finite number above 0")
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta={delta} is not a probability below 1; give 0 or, say, 1e-5")
+    return GaussianNoise.for_budget(epsilon, delta) if delta > 0 else LaplaceNoise(epsilon)
+
+
+def noise_by_width(noise: Noise) -> Callable[[int], float]:
+    """Return the deviation of the noise on rows of length 1, by the number of directions d: for label-free tuning.
+
+    Gaussian noise is σ whatever d. Laplace noise hides the norm of order 1, at most √d: its scale is 2√d/ε.
+    """
+    if isinstance(noise, GaussianNoise):
+        return lambda width: noise.std
+    return lambda width: math.sqrt(2.0) * 2.0 * math.sqrt(width) / noise.epsilon
+
+
+def event_of(noise: Noise) -> Event:
+    """Return what the moment will cost, whatever the features."""
+    return Moments(np.zeros((1, 1)), 1, noise, 1.0).event()
+
+
+def check_features(features: Tensor, vault: LabelVault) -> None:
+    """Raise ValueError unless there is one row of finite floats per label, and labels are protected one by one."""
+    if isinstance(vault, UserVault):
+        raise ValueError(
+            "vault protects all labels of a user, and this moment one label; release Moments(..., users=...)"
+        )
+    if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point():
+        kind = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"features is {kind}; give a tensor of floats, (n, p)")
+    check_count(len(features), "features", vault)
+    if not math.isfinite(float(features.sum(dtype=torch.float64))):
+        raise ValueError("features has values that are not finite; fill in or drop missing ones")
+
+
+def check_count(count: int, name: str, vault: LabelVault) -> None:
+    """Raise ValueError unless there are as many as labels."""
+    if count != len(vault):
+        raise ValueError(f"{name} has {count} rows and the vault {len(vault)}; give one per label")
 
 
 def tuned(
@@ -203,34 +258,34 @@ def tuned(
     tune: Tune,
     heads: Sequence[Head],
     folder: Path | None,
-    tell: Clock,
+    clock: Clock,
 ) -> Tuning:
-    """The rehearsal at this noise, or its winner as the folder has it from a run that was killed."""
+    """Return the tuning at this noise, or its winner as the folder has it from a run that was killed."""
     kept = in_folder(folder, "plan.npz")
-    # The plan follows from these and from settings of the rehearsal, none of which can hold a label.
+    # The plan follows from these and from settings of the tuning, none of which can hold a label.
     names = [_name(head) for head in heads]
     note = {"features": list(features.shape), "classes": num_classes, "noise": repr(noise), "heads": names}
     if kept is not None and kept.exists():
         found = load_plan(kept, note, features.device)
-        tell("rehearsal", f"kept from an earlier run: {found.plan}")
+        clock("tuning", f"kept from an earlier run: {found.plan}")
         return found
 
-    def told(scored: Scored) -> None:
-        tell("rehearsal", f"rank {scored.plan.rank}, power {scored.plan.power:g}: {scored.score:.3f}")
+    def scored(one: Scored) -> None:
+        clock("tuning", f"rank {one.plan.rank}, power {one.plan.power:g}: {one.score:.3f}")
 
-    found = tune(features, num_classes, noise_by_width(noise), heads=heads, report=told)
+    found = tune(features, num_classes, noise_by_width(noise), heads=heads, report=scored)
     if kept is not None:
         save_plan(kept, found, note)
     return found
 
 
-def _query(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) -> NoisyMoments:
-    order = 2 if isinstance(noise, GaussianNoise) else 1
-    # Public: the longest row. A little more, so that rounding scales no row down.
-    radius = float(torch.linalg.vector_norm(rows, ord=order, dim=1).amax()) * (1 + 1e-6)
-    question = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, radius)
-    note = {**question_note(vault, question), "width": rows.shape[1]}
-    noisy = ask_once(vault, question, in_folder(folder, "moment.npz"), note, save_moments, load_moments)
+# --- the query and the head -------------------------------------------------------------------------------------
+
+
+def _released(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) -> NoisyMoments:
+    mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
+    note = {**query_note(vault, mechanism), "width": rows.shape[1]}
+    noisy = release_once(vault, mechanism, in_folder(folder, "moment.npz"), note, save_moments, load_moments)
     total = rows.sum(dim=0, dtype=torch.float64).cpu().numpy()
     # Not a hash of the rows: a GPU may round them otherwise the next time.
     if not np.allclose(noisy.total, total, rtol=1e-2, atol=1e-2 * math.sqrt(len(rows)) + 1e-3 * len(rows)):
@@ -238,27 +293,33 @@ def _query(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) -
     return noisy
 
 
-def fitted(found: Tuning, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, tell: Clock) -> OneShot:
-    """The head that does better on labels drawn from the first one, with honest probabilities."""
+def _radius(rows: Tensor, noise: Noise) -> float:
+    """Return the length of the longest row, which is public; a little more, so that rounding scales no row down."""
+    order = 2 if isinstance(noise, GaussianNoise) else 1
+    return float(torch.linalg.vector_norm(rows, ord=order, dim=1).amax()) * (1 + 1e-6)
+
+
+def fitted(found: Tuning, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, clock: Clock) -> OneShot:
+    """Return the head that does better on labels drawn from the first one, with honest probabilities."""
     axes, constant = eigenbasis(gram_of(rows)), found.basis.constant_column
-    settled = _head(heads[0], found.scales[0], noisy, rows, axes, constant)
+    settled = _solved(heads[0], found.scales[0], noisy, rows, axes, constant)
     if len(heads) > 1:
         shares = compare_heads(heads, noisy.noise_std, rows, rows @ settled[1].T, constant=constant)
         best = max(range(len(heads)), key=shares.__getitem__)
-        told = ", ".join(f"{_name(head)} {100 * share:.1f}%" for head, share in zip(heads, shares, strict=True))
-        tell("head", f"of labels drawn from the first head's probabilities: {told}")
-        settled = settled if best == 0 else _head(heads[best], found.scales[best], noisy, rows, axes, constant)
+        listed = ", ".join(f"{_name(head)} {100 * share:.1f}%" for head, share in zip(heads, shares, strict=True))
+        clock("head", f"of labels drawn from the first head's probabilities: {listed}")
+        settled = settled if best == 0 else _solved(heads[best], found.scales[best], noisy, rows, axes, constant)
     head, logits_weight, scale = settled
     likely = [torch.softmax(part @ logits_weight.T, dim=1).amax(dim=1) for part in rows.split(_ROWS_AT_ONCE)]
     confidence = float(torch.cat(likely).mean())
-    tell("head", f"{_name(head)}, expects to be right on {100 * confidence:.1f}%")
+    clock("head", f"{_name(head)}, expects to be right on {100 * confidence:.1f}%")
     return OneShot(found.basis.linear(logits_weight), found, noisy, head, logits_weight, scale, confidence)
 
 
-def _head(
+def _solved(
     head: Head, tuned: Scale, noisy: NoisyMoments, rows: Tensor, axes: Axes, constant: int | None
 ) -> tuple[Head, Tensor, float]:
-    """The head, its weights for logits, and the factor that is in them."""
+    """Return the head, its weights for logits, and the factor that is in them."""
     scale = honest_scale(head, noisy, rows, axes, tuned, constant=constant)
     return head, scale * head(noisy, rows, axes, constant=constant).to(rows), scale
 
@@ -277,3 +338,46 @@ class Clock:
         """Report a step."""
         if self._report is not None:
             self._report(Progress(phase, detail, time.perf_counter() - self._begun))
+
+
+# --- tables of many rows ----------------------------------------------------------------------------------------
+
+
+def _of_coded(
+    rows: Coded,
+    vault: LabelVault,
+    noise: Noise,
+    tune: Tune,
+    heads: Sequence[Head],
+    most: int | None,
+    seed: int,
+    clock: Clock,
+) -> OneShot:
+    count = max(1, MOST_CELLS // rows.shape[1]) if most is None else most
+    held = rows
+    if count < len(rows):
+        held = rows.take(torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:count].sort().values)
+    found = tuned(held.features(), vault.num_classes, noise, tune, heads, None, clock)
+    # φ of the rows held, (m, d); not by joining chunks, which would hold them twice.
+    some, done = torch.empty(len(held), found.basis.width, device=held.device), 0
+    for part in _turned(held, found.basis):
+        some[done : done + len(part)] = part
+        done += len(part)
+    chunks = RowChunks(len(rows), found.basis.width, lambda: (p.cpu().numpy() for p in _turned(rows, found.basis)))
+    # The longest of the rows held: what is longer is scaled down to it.
+    noisy = vault.release(Moments(chunks, vault.num_classes, noise, _radius(some, noise)))
+    clock("query", f"{noisy.num_classes} × {found.basis.width} numbers, noise {noisy.noise_std:.3g}")
+    return replace(fitted(found, heads, _moment_of(some, noisy), some, clock), noisy=noisy)
+
+
+def _turned(rows: Coded, basis: Basis) -> Iterator[Tensor]:
+    """Yield φ of all rows, chunk by chunk."""
+    return (basis.from_turned(part) for _, part in rows.mapped(basis.matrix))
+
+
+def _moment_of(some: Tensor, noisy: NoisyMoments) -> NoisyMoments:
+    """Estimate the moment of some rows from that of all."""
+    share, classes = len(some) / noisy.num_rows, noisy.num_classes
+    total = some.sum(dim=0, dtype=torch.float64).cpu().numpy()
+    value = share * (noisy.value - noisy.total / classes) + total / classes
+    return replace(noisy, value=value, total=total, num_rows=len(some), noise_std=share * noisy.noise_std)

@@ -1,29 +1,28 @@
-"""A head from one look as the prior of randomized response, then any model on the answers.
+"""The head of one moment as the prior of randomized response, then any model on the responses.
 
-    1. one look at (ε₁, δ): `one_shot`, whose head gives every row honest class probabilities p_i
-    2. split the rows into S₁ … S_T, not looking at labels; for t = 1 … T:
+    1. one moment at (ε₁, δ): `one_shot`, whose head gives every row honest class probabilities p_i
+    2. split the rows into S₁ … S_T, without their labels; for t = 1 … T:
          ỹ_i = randomized response among the likeliest classes under p_i, at ε₂, for i in S_t
-         train on what both say of y_i: the posterior ∝ p_i(c)·P(ỹ_i | c), then the likelihood of the answers
+         train on the posterior of y_i ∝ p_i(c)·P(ỹ_i | c), then on the likelihood of the responses
          p_i = the model's probabilities
 
-Each of the two does what it is good at: a moment of all rows is nearly free at small ε, where single answers say
-nothing; a single answer under a good prior has to tell two or three classes apart and not ten (Ghazi et al. 2021, whose
-LP-MST is the second step; here its first stage has a prior, too).
+Each of the two does what it is good at: a moment of all rows is nearly free at small ε, where single responses carry
+nothing; a single response under a good prior has to tell two or three classes apart and not ten (Ghazi et al. 2021,
+whose LP-MST is the second step; here its first stage has a prior, too).
 
-With `study` the model learns from the head before anything is asked, by any method that needs no more labels, and its
+With `distil` the model learns from the head before any row responds, by any method that needs no more labels, and its
 probabilities are the prior: a network that has seen all images is right more often than a head, and the posterior is
-still honest, for the prior knows nothing of the answers. (A model that learns from posteriors under its own beliefs
-remembers rows in time, and counts their answers again: see experiments/posteriors.py.)
+still honest, for the prior knows nothing of the responses. (A model that learns from posteriors under its own beliefs
+remembers rows in time, and counts their responses again: see experiments/posteriors.py.)
 
-Every row is in the moment and is asked once: adaptive composition of a Gaussian look and a pure one.
-ε₁ is the largest for which the two together cost (ε, δ) by their privacy loss distributions, a little more than ε − ε₂.
-How to split is rehearsed on clusters before the first look (`tune_split`). Where answers would be no better than
-the head, all of ε goes into the first look, and the model is a student of the head.
+Every row is in the moment and responds once: adaptive composition of a Gaussian query and a pure one. ε₁ is the largest
+for which the two together cost (ε, δ) by their privacy loss distributions, a little more than ε − ε₂
+(`common.split_budget`). How to split is tuned on clusters, without labels (`tune_split`). Where responses would be no
+better than the head, all of ε goes into the moment, and the model is a student of the head.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,9 +34,8 @@ import torch
 from scipy.special import xlogy
 from torch import Tensor, nn
 
-from labeldp.budgets.calibrate import calibrate
-from labeldp.core.events import GridGaussian, PureDP, Query
-from labeldp.core.gaussian import gaussian_epsilon, gaussian_mu
+from labeldp.core.accountant import epsilon as epsilon_of
+from labeldp.core.events import PureDP, Query
 from labeldp.core.vault import LabelVault
 from labeldp.features.encoders import begin_as, body_and_last
 from labeldp.learning.evidence import evidence
@@ -46,27 +44,33 @@ from labeldp.learning.train import Inputs, predict
 from labeldp.learning.tuning import Stage, tune
 from labeldp.mechanisms.responses import PriorResponse, TopKResponse
 from labeldp.recipes import lp_mst, one_shot
-from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
-from labeldp.recipes.groups import check_affordable
+from labeldp.recipes.common import (
+    Fit,
+    check_affordable,
+    check_rows,
+    checkpoint_of,
+    device_of,
+    in_folder,
+    release_labels,
+    split_budget,
+)
 from labeldp.recipes.lp_mst import Known, Learn
-from labeldp.recipes.moment_noise import check_features, event_of, noise_by_width, noise_for
-from labeldp.recipes.one_shot import OneShot, Report, Tune
+from labeldp.recipes.one_shot import OneShot, Report, Tune, check_features, event_of, noise_by_width, noise_for
 from labeldp.releases import BoolArray, FloatArray, NoisyLabels
 
-# Shares of ε that the rehearsal of the split tries for the first look; 1 leaves nothing for the answers.
+# Shares of ε that `tune_split` tries for the moment; 1 leaves nothing for responses.
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-_ROOT2 = math.sqrt(2.0)
-# The model, its inputs and the look ↦ the model, taught by the look alone.
-Study = Callable[[nn.Module, Inputs, OneShot], nn.Module]
+# The model, its inputs and the head ↦ the model, taught by the head alone.
+Distil = Callable[[nn.Module, Inputs, OneShot], nn.Module]
 # The model and its inputs ↦ its scores of all rows, (n, K).
 Believe = Callable[[nn.Module, Inputs], Tensor]
-# Prior (n, K) and ε ↦ which classes may be answered, booleans (n, K), at least one in each row.
+# Prior (n, K) and ε ↦ which classes a row may respond with, booleans (n, K), at least one in each row.
 Sets = Callable[[npt.NDArray[np.float64], float], BoolArray]
 
 
 @dataclass(frozen=True)
 class Split:
-    """A budget in two parts, (ε₁, δ) and ε₂, and the share of pseudo-labels that the answers would have right."""
+    """A budget in two parts, (ε₁, δ) and ε₂, and the share of pseudo-labels that responses would have right."""
 
     first: float
     second: float
@@ -75,12 +79,12 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class OneShotPrior:
-    """The model, and all it was taught. Holds no label.
+    """The model, and all it has learnt from. Holds no label.
 
     Args:
         model: trained.
-        shot: the first look and its head.
-        answers: of each stage, to rows of its own; none where all of ε went into the first look.
+        shot: the moment and its head.
+        responses: of each stage, of rows of its own; none where all of ε went into the moment.
         split: of the budget.
     """
 
@@ -91,15 +95,15 @@ class OneShotPrior:
 
 
 def informative_sets(prior: npt.ArrayLike, epsilon: float) -> BoolArray:
-    """The k likeliest classes of each row, k such that the answer tells most about the label: booleans (n, K).
+    """Return the k likeliest classes of each row, k such that the response is most informative: booleans (n, K).
 
     With a = e^ε/(e^ε + k − 1) and b = 1/(e^ε + k − 1), P(ỹ = c) = p_c·(a − b) + P(S)·b + (1 − P(S))/k for c in S, and
 
         I(ỹ; y) = H(ỹ) − P(S)·H(a, b, …, b) − (1 − P(S))·log k   is largest.
 
-    RRWithPrior takes the set for which the answer is right most often. Where the prior is sure that is one class, and
-    the answer says nothing: best for whoever takes answers at their word, and a waste for whoever weighs them against
-    the prior over many rows, as the likelihood does. Here at least two classes may be answered.
+    RRWithPrior takes the set for which the response is right most often. Where the prior is confident that is one
+    class, and the response carries nothing: best for whoever takes responses at their word, and a waste for whoever
+    weighs them against the prior over many rows, as the likelihood does. Here at least two classes are allowed.
 
     >>> informative_sets([[0.96, 0.03, 0.01], [0.4, 0.3, 0.3]], 1.0)
     array([[ True,  True, False],
@@ -108,15 +112,15 @@ def informative_sets(prior: npt.ArrayLike, epsilon: float) -> BoolArray:
     weights = np.asarray(prior, dtype=np.float64)
     order = np.argsort(-weights, axis=1, kind="stable")
     ranked = np.take_along_axis(weights, order, axis=1)
-    told = np.stack([_information(ranked[:, :k], epsilon) for k in range(1, ranked.shape[1] + 1)])
+    bits = np.stack([_information(ranked[:, :k], epsilon) for k in range(1, ranked.shape[1] + 1)])
     sets = np.empty(weights.shape, dtype=np.bool_)
-    sizes = 1 + told.argmax(axis=0)
+    sizes = 1 + bits.argmax(axis=0)
     np.put_along_axis(sets, order, np.arange(weights.shape[1]) < sizes[:, None], axis=1)
     return sets
 
 
 def _information(inside: FloatArray, epsilon: float) -> FloatArray:
-    """I(ỹ; y) for answers among these classes, whose probabilities are (n, k)."""
+    """Return I(ỹ; y) for responses among these classes, whose probabilities are (n, k)."""
     k, covered = inside.shape[1], inside.sum(axis=1)
     # e^−ε and not e^ε, which may be too large.
     wrong = math.exp(-epsilon) / (1 + (k - 1) * math.exp(-epsilon))
@@ -141,13 +145,13 @@ def train(
     split: Split | None = None,
     tune: Tune = tune,
     begin: bool = False,
-    study: Study | None = None,
+    distil: Distil | None = None,
     believe: Believe = predict,
     seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
 ) -> OneShotPrior:
-    """Look, answer, train: at (`epsilon`, `delta`) in all.
+    """Release the moment, then responses under its head, and train: at (`epsilon`, `delta`) in all.
 
     Args:
         model: any; maps inputs to K scores.
@@ -155,23 +159,24 @@ def train(
         features: public, (n, p), of the same rows: what the head sees.
         fit: the training algorithm.
         learn: what to minimise in the first stage, in turn, each going on from the last; later stages only the last of
-            them. `lp_mst.posterior_of_model` uses answers and prior (first the head's, then the model's own),
-            `lp_mst.likelihood` the answers alone. The posterior keeps the head's errors where answers are weak, the
+            them. `lp_mst.posterior_of_model` uses responses and prior (first the head's, then the model's own),
+            `lp_mst.likelihood` the responses alone. The posterior keeps the head's errors where responses are weak, the
             likelihood forgets the head: one after the other has both.
-        sets: which classes may be answered, from the prior and ε₂: `informative_sets`, or `likely_sets` as published.
+        sets: the classes a row may respond with, from the prior and ε₂: `informative_sets`, or `likely_sets` as
+            published.
         shares: the part of the rows in each stage; they add up to 1.
         split: of the budget; `tune_split` when None.
-        rehearse: of the head, as in `one_shot.train`.
-        begin: set the model's last layer so that it begins as the head (`learning.warm_start`): for a model whose body
-            is the encoder that made the features.
-        study: what the model learns from the look before anything is asked, such as `ldp_ssl.train_after` or
-            `students.train_after`. Its probabilities, no surer on average than the head's, are then the prior; how
-            sure it may be is settled by the answers (`learning.temperature.scale_by_responses`). Learn from them by
-            `lp_mst.posterior_of_model` alone. To go on after a kill it needs the folder, too.
+        tune: of the head, as in `one_shot.train`.
+        begin: set the model's last layer so that it begins as the head (`features.encoders.begin_as`): for a model
+            whose body is the encoder that made the features.
+        distil: what the model learns from the head before any row responds, such as `distil.train_on_most_confident`
+            or `distil.train_after`. Its probabilities, no more confident on average than the head's, are then the
+            prior; how confident it may be is settled by the responses (`learning.heads.scale_by_responses`). Learn
+            from them by `lp_mst.posterior_of_model` alone. To go on after a kill it needs the folder, too.
         believe: the scores of a model, which are the next prior, such as their mean over an image and its mirror
-            (`learning.crops.OverCrops`).
+            (`features.encoders.OverCrops`).
         seed: of the stages' rows.
-        folder: keeps all looks and checkpoints, so that a killed run goes on and does not ask again.
+        folder: keeps all releases and checkpoints, so that a killed run goes on and draws nothing twice.
         report: as in `one_shot.train`.
     """
     check_rows(model, inputs, vault, vault.num_classes)
@@ -179,80 +184,64 @@ def train(
     if begin:
         _beginner(model, inputs)  # refused before anything is spent
     if not learn:
-        raise ValueError("learn is empty; give at least one way to learn from answers")
+        raise ValueError("learn is empty; give at least one way to learn from responses")
     if split is None:
         check_features(features, vault)
         split = tune_split(features, vault.num_classes, epsilon, delta)
     _check_split(split, epsilon, delta)
-    # No row is in two stages, so the answers cost what those of one stage do.
-    queries = [(_query(split.first, delta).event, "moment.npz"), (PureDP(split.second), "answers-1.npz")]
+    # No row is in two stages, so the responses cost what those of one stage do.
+    queries = [(event_of(noise_for(split.first, delta)), "moment.npz"), (PureDP(split.second), "answers-1.npz")]
     check_affordable(vault, [(event, in_folder(folder, name)) for event, name in queries if event != PureDP(0.0)])
     shot = one_shot.train(features, vault, epsilon=split.first, delta=delta, tune=tune, folder=folder, report=report)
     scores = shot.logits(features).to(device_of(model))
     if begin:
         begin_as(model, _beginner(model, inputs), scores)
-    if study is not None:
-        model = study(model, inputs, shot)
+    if distil is not None:
+        model = distil(model, inputs, shot)
         if split.second == 0:
             return OneShotPrior(model, shot, (), split)
         scores = softened(believe(model, inputs), shot.confidence)
     if split.second == 0:
-        # Without answers the posterior is the prior, and there is no likelihood to go on with.
+        # Without responses the posterior is the prior, and there is no likelihood to go on with.
         known = Known(scores.argmax(dim=1), torch.zeros_like(scores), scores)
         settings = checkpoint_of(folder, scores.cpu().numpy())
         return OneShotPrior(fit(model, inputs, lp_mst.posterior_of_model(known), **settings), shot, (), split)
-    ask_stage = _Asking(vault, split.second, sets, scores, folder)
-    model = _learnt(model, inputs, ask_stage, stages, scores, fit, learn, believe, honest=study is not None)
-    return OneShotPrior(model, shot, tuple(ask_stage.released), split)
-
-
-def _learnt(
-    model: nn.Module,
-    inputs: Inputs,
-    ask_stage: _Asking,
-    stages: Sequence[npt.NDArray[np.intp]],
-    scores: Tensor,
-    fit: Fit,
-    learn: Sequence[Learn],
-    believe: Believe,
-    honest: bool,
-) -> nn.Module:
-    """Ask stage by stage and learn from the answers, every learner in turn; `honest` corrects the prior's surety."""
+    responses = _Responses(vault, split.second, sets, scores, folder)
     for number, rows in enumerate(stages, start=1):
         for turn, learner in enumerate(learn if number == 1 else learn[-1:]):
-            known = ask_stage(number, rows, scores)
-            if honest and turn == 0:
-                known = ask_stage.honest(rows, scores)
-            settings = checkpoint_of(ask_stage.folder, ask_stage.digested(), np.array([number, turn]))
+            known = responses(number, rows, scores)
+            if distil is not None and turn == 0:
+                known = responses.honest(rows, scores)
+            settings = checkpoint_of(folder, responses.digested(), np.array([number, turn]))
             model = fit(model, inputs, learner(known), **settings)
             scores = believe(model, inputs)
-    return model
+    return OneShotPrior(model, shot, tuple(responses.released), split)
 
 
 def _beginner(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The inputs; ValueError if the model cannot begin as a head on its own features."""
+    """Return the inputs, or raise ValueError if the model cannot begin as a head on its own features."""
     if not isinstance(inputs, Tensor):
         raise ValueError("inputs is a tuple, and begin is for models of one tensor; leave begin out")
     body_and_last(model)
     return inputs
 
 
-class _Asking:
-    """All answers so far, as a learner may know them."""
+class _Responses:
+    """All responses so far, as a learner may know them."""
 
     def __init__(self, vault: LabelVault, epsilon: float, sets: Sets, scores: Tensor, folder: Path | None) -> None:
         self._vault, self._epsilon, self._sets, self.folder = vault, epsilon, sets, folder
-        # Rows not asked yet have evidence for nothing: the likelihood passes them over, the posterior is the prior.
+        # Rows without a response have no evidence: the likelihood passes them over, the posterior is the prior.
         self._responses, self._evidence = scores.argmax(dim=1), torch.zeros_like(scores)
         self._prior, self._settled = scores, torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
         self.released: list[NoisyLabels] = []
 
     def __call__(self, number: int, rows: npt.NDArray[np.intp], scores: Tensor) -> Known:
-        """Ask a stage's rows under the prior, unless they were asked already."""
+        """Release the responses of a stage's rows under the prior, unless they are there already."""
         if len(self.released) < number:
             prior = scores[torch.from_numpy(rows).to(scores.device)].softmax(dim=1).cpu().double().numpy()
-            question = TopKResponse(self._epsilon, self._sets(prior, self._epsilon))
-            private = ask(self._vault, question, rows, in_folder(self.folder, f"answers-{number}.npz"))
+            mechanism = TopKResponse(self._epsilon, self._sets(prior, self._epsilon))
+            private = release_labels(self._vault, mechanism, rows, in_folder(self.folder, f"answers-{number}.npz"))
             place = torch.from_numpy(rows).to(self._responses.device)
             self._responses[place] = torch.from_numpy(private.hard()).to(place.device)
             self._evidence[place] = evidence(private, place.device)
@@ -260,9 +249,9 @@ class _Asking:
         return Known(self._responses, self._evidence, scores)
 
     def honest(self, rows: npt.NDArray[np.intp], scores: Tensor) -> Known:
-        """What is known, every row's prior from before its answer, as sure as the answers say it may be.
+        """Return what is known, every row's prior from before its response, as confident as the responses allow.
 
-        The scores know nothing of the answers to these rows. They may know those of earlier stages, whose rows keep
+        The scores know nothing of the responses of these rows. They may know those of earlier stages, whose rows keep
         the priors that they had.
         """
         place = torch.from_numpy(rows).to(scores.device)
@@ -273,7 +262,7 @@ class _Asking:
         return Known(self._responses, self._evidence, prior)
 
     def digested(self) -> npt.NDArray[np.int64]:
-        """What names a checkpoint: all answers so far."""
+        """Return what names a checkpoint: all responses so far."""
         return self._responses.cpu().numpy()
 
 
@@ -288,51 +277,19 @@ def tune_split(
     clusterings: int = 3,
     seed: int = 0,
 ) -> Split:
-    """The split for which most answers would be right, were clusters the labels. No true label is touched.
+    """Return the split for which most responses would be right, were clusters the labels. No true label is touched.
 
     For each share of ε: a head from pseudo-labels at the noise of ε₁, honest probabilities of held-out rows from it,
-    and the chance that RRWithPrior under these, at ε₂, answers with the pseudo-label:
+    and the chance that RRWithPrior under these, at ε₂, responds with the pseudo-label:
 
         P(ỹ = y) = e^ε₂/(e^ε₂ + |S| − 1) if y is in the row's set S, else 0.
 
     Two clusters make a pseudo-class: so few that heads do about as well on them as on real classes.
     """
     stage = Stage(features, num_classes, clusterings=clusterings, per_class=2, seed=seed)
-    splits = [(share, *split_budget(epsilon, delta, share)) for share in shares]
-    found = [Split(first, second, _expected(stage, head, first, second, delta)) for _, first, second in splits]
+    splits = [split_budget(epsilon, delta, (share, 1 - share), last_pure=True) for share in shares]
+    found = [Split(first, second, _expected(stage, head, first, second, delta)) for first, second in splits]
     return max(found, key=lambda split: split.expected)
-
-
-def split_budget(epsilon: float, delta: float, share: float) -> tuple[float, float]:
-    """(ε₁, ε₂) with ε₂ = (1 − share)·ε, and the largest ε₁ for which both together cost (ε, δ), exactly.
-
-    >>> first, second = split_budget(2.0, 1e-5, 0.25)
-    >>> round(first, 4), second
-    (0.5074, 1.5)
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"share={share} of the budget for the first look; give a number above 0 and at most 1")
-    if not (0 < epsilon < math.inf and 0 < delta < 1):
-        raise ValueError(f"epsilon={epsilon}, delta={delta}: a Gaussian look needs finite ε > 0 and 0 < δ < 1")
-    second = (1 - share) * epsilon
-    if second == 0:
-        return epsilon, 0.0
-    return _largest_first(epsilon, delta, second), second
-
-
-@functools.lru_cache(maxsize=256)
-def _largest_first(epsilon: float, delta: float, second: float) -> float:
-    """ε₁ whose noise, as `one_shot` will draw it, leaves ε₂ to the answers."""
-    guess = _ROOT2 / gaussian_mu(epsilon - second, delta)
-    # A little over: the noise of ε₁ is found from ε₁ again, and must not be less.
-    std = 1.0001 * calibrate(
-        lambda noise: (Query(GridGaussian(noise, _ROOT2)), Query(PureDP(second))),
-        epsilon,
-        delta,
-        guess=guess,
-        rtol=1e-5,
-    )
-    return gaussian_epsilon(_ROOT2 / std, delta)
 
 
 def _expected(stage: Stage, head: Head, first: float, second: float, delta: float) -> float:
@@ -346,15 +303,8 @@ def _expected(stage: Stage, head: Head, first: float, second: float, delta: floa
     return float(np.mean(right))
 
 
-def _query(first: float, delta: float) -> Query:
-    noise = noise_for(first, delta)
-    return Query(event_of(noise))
-
-
 def _check_split(split: Split, epsilon: float, delta: float) -> None:
-    from labeldp.core.accountant import epsilon as epsilon_of
-
-    queries = (_query(split.first, delta), Query(PureDP(split.second)))
+    queries = (Query(event_of(noise_for(split.first, delta))), Query(PureDP(split.second)))
     cost = epsilon_of(queries if split.second > 0 else queries[:1], delta)
     if not cost <= epsilon * (1 + 1e-12):
-        raise ValueError(f"split costs ε = {cost:.6g}, more than epsilon={epsilon}; see split_budget")
+        raise ValueError(f"split costs ε = {cost:.6g}, more than epsilon={epsilon}; see common.split_budget")

@@ -1,12 +1,12 @@
 """Priors from clusters of public features, then randomized response under them (Ghazi et al. 2021, Algorithm 4).
 
-    1. cluster the rows by public features, of a self-supervised model for example: no label is looked at
+    1. cluster the rows by public features, of a self-supervised model for example: no label is used
     2. h_g = class counts of cluster g + discrete Laplace noise, for ε_p;  p_g = max(h_g, 0) / Σ max(h_g, 0)
     3. every row of cluster g: ỹ = RRWithPrior(y; p_g), for ε − ε_p
     4. train on ỹ
 
-Both looks are at every row, and the second is chosen after the first, so they add up: ε_p + (ε − ε_p) = ε, without a
-rounding error (adaptive composition). The prior comes from the same labels; its cost is that first look's.
+Both queries are over every row, and the second is chosen after the first, so they add up: ε_p + (ε − ε_p) = ε, without
+a rounding error (adaptive composition). The prior comes from the same labels; its cost is that of the first query.
 """
 
 from __future__ import annotations
@@ -20,13 +20,24 @@ import torch
 from torch import nn
 
 from labeldp.core.events import PureDP
-from labeldp.core.vault import LabelVault, checked_epsilon
+from labeldp.core.vault import LabelVault
 from labeldp.learning.evidence import evidence
 from labeldp.learning.train import Inputs
+from labeldp.mechanisms.common import checked_epsilon
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.responses import PriorResponse
-from labeldp.recipes.common import Fit, ask, check_rows, checkpoint_of, device_of, in_folder
-from labeldp.recipes.groups import Grouping, ask_groups, check_affordable, group_numbers
+from labeldp.recipes.cluster_votes import Grouping, group_numbers, release_groups
+from labeldp.recipes.common import (
+    Fit,
+    check_affordable,
+    check_rows,
+    checked_part,
+    checkpoint_of,
+    device_of,
+    in_folder,
+    release_labels,
+    split_pure,
+)
 from labeldp.recipes.lp_mst import Known, Learn, hard_responses
 from labeldp.releases import FloatArray, NoisyCounts
 
@@ -46,25 +57,25 @@ def train(
     learn: Learn = hard_responses,
     folder: Path | None = None,
 ) -> nn.Module:
-    """Count, answer, train: two looks, at `epsilon` in all.
+    """Count classes by cluster, release responses under the counts, and train: at `epsilon` in all.
 
     Args:
         clusters: what `kmeans(features, k=100)` returns, or each row's cluster number; found without labels.
         prior_epsilon: ε_p, say of `fitted_part`; `published_part` when None.
         learn: what to minimise: `lp_mst.hard_responses` (published) or `lp_mst.posterior_of_model`, here with the
             clusters in the place of the model. `lp_mst.likelihood` takes no account of the prior: where a cluster
-            leaves one answer only, it learns nothing from its rows.
-        folder: keeps the counts, the answers and a checkpoint, so that a killed run resumes without asking again.
+            leaves one class only, it learns nothing from its rows.
+        folder: keeps counts, responses and a checkpoint, so that a killed run goes on and draws nothing twice.
     """
     check_rows(model, inputs, vault, vault.num_classes)
     groups, num_groups = group_numbers(clusters, vault)
-    first, second = split_budget(epsilon, len(vault), num_groups, prior_epsilon)
+    first, second = split_of(epsilon, len(vault), num_groups, prior_epsilon)
     counts_file, responses_file = in_folder(folder, "counts.npz"), in_folder(folder, "answers.npz")
     check_affordable(vault, [(PureDP(first), counts_file), (PureDP(second), responses_file)])
     histograms = _histograms(groups, num_groups, vault, first, counts_file, epsilon)
-    private = ask(vault, PriorResponse(second, histograms.probabilities()[groups]), kept=responses_file)
+    private = release_labels(vault, PriorResponse(second, histograms.probabilities()[groups]), kept=responses_file)
     device = device_of(model)
-    # An imagined row of every class: what noise and clipping hid stays possible.
+    # One row more of every class: what noise and clipping hid stays possible.
     belief = torch.from_numpy(np.log1p(np.clip(histograms.counts, 0, None))).float()
     known = Known(
         torch.from_numpy(private.hard()).to(device),
@@ -75,10 +86,10 @@ def train(
 
 
 def cluster_prior(clusters: Grouping, vault: LabelVault, *, epsilon: float, folder: Path | None = None) -> FloatArray:
-    """Steps 1 and 2 alone: the class distribution of each row's cluster, (n, K), in one look at `epsilon`.
+    """Return the class distribution of each row's cluster, (n, K), at `epsilon`: steps 1 and 2 alone.
 
-    For `PriorResponse`, or `lp_mst.train(prior=lp_mst.Prior(guess, weight))`; what is asked of the same rows later
-    adds its own cost.
+    For `PriorResponse`, or `lp_mst.train(prior=lp_mst.Prior(guess, weight))`; a later query of the same rows adds its
+    own cost.
 
     >>> vault = LabelVault([0, 0, 0, 1, 1, 1] * 50, num_classes=2)
     >>> cluster_prior([0, 0, 0, 1, 1, 1] * 50, vault, epsilon=math.inf)[[0, 3]]
@@ -87,11 +98,11 @@ def cluster_prior(clusters: Grouping, vault: LabelVault, *, epsilon: float, fold
     """
     groups, num_groups = group_numbers(clusters, vault)
     counts = GroupCounts(groups, num_groups, vault.num_classes, LaplaceNoise(epsilon))
-    return ask_groups(vault, counts, in_folder(folder, "counts.npz")).probabilities()[groups]
+    return release_groups(vault, counts, in_folder(folder, "counts.npz")).probabilities()[groups]
 
 
 def published_part(epsilon: float, num_rows: int, num_clusters: int) -> float:
-    """ε_p = min(ε/2, 25·C/n): noise of mean size 2/ε_p, 8% of a mean cluster, on every count.
+    """Return ε_p = min(ε/2, 25·C/n): noise of mean size 2/ε_p, 8% of a mean cluster, on every count.
 
     For 50,000 rows this is what Ghazi et al. 2021 took, 0.05 for 100 clusters and 0.025 for 50. Ghazi et al. 2024
     (LabelDP-Pro, Table 9; clusters not stated, 100 assumed) have the same at ε = 0.01, 0.02, 0.18 and 0.29, a little
@@ -104,10 +115,10 @@ def published_part(epsilon: float, num_rows: int, num_clusters: int) -> float:
 
 
 def fitted_part(epsilon: float, num_rows: int, num_clusters: int, num_classes: int) -> float:
-    """ε_p = min(ε, 30·√K·C/n): more than published, and all of ε where ε is small.
+    """Return ε_p = min(ε, 30·√K·C/n): more than published, and all of ε where ε is small.
 
-    Each row's answer is then its cluster's likeliest class; `cluster_votes` does that with less noise. The constant
-    was chosen for the most right answers on count tables of the true training labels of Fashion-MNIST and CIFAR-10
+    Each row's response is then its cluster's likeliest class; `cluster_votes` does that with less noise. The constant
+    was chosen for the most right responses on count tables of the true training labels of Fashion-MNIST and CIFAR-10
     and on made-up tables of 2 to 100 classes. So what it gains on those two data sets is no evidence for it.
 
     >>> fitted_part(2.0, num_rows=60_000, num_clusters=100, num_classes=9)
@@ -116,30 +127,25 @@ def fitted_part(epsilon: float, num_rows: int, num_clusters: int, num_classes: i
     return min(epsilon, 30.0 * math.sqrt(num_classes) * num_clusters / max(num_rows, 1))
 
 
-def split_budget(
+def split_of(
     epsilon: float, num_rows: int, num_clusters: int, prior_epsilon: float | None = None
 ) -> tuple[float, float]:
-    """(ε_p, ε − ε_p), from public numbers only: ε_p as given, else `published_part`.
+    """Return (ε_p, ε − ε_p), from public numbers only: ε_p as given, else `published_part`.
 
-    They add up to ε without rounding, for which ε_p may differ from the one given in its last digits.
-
-    >>> split_budget(1.0, num_rows=50_000, num_clusters=100)
+    >>> split_of(1.0, num_rows=50_000, num_clusters=100)
     (0.050000000000000044, 0.95)
     """
     epsilon = checked_epsilon(epsilon)
     if prior_epsilon is None:
         prior_epsilon = published_part(epsilon, num_rows, num_clusters)
-    elif not 0 <= checked_epsilon(prior_epsilon) <= epsilon:
-        raise ValueError(f"prior_epsilon={prior_epsilon} is not a part of epsilon={epsilon}; give 0 to {epsilon}")
-    if epsilon == math.inf or prior_epsilon < _LEAST_EPSILON:
+    first = checked_part("prior_epsilon", prior_epsilon, epsilon)
+    if epsilon == math.inf or first < _LEAST_EPSILON:
         return 0.0, epsilon
-    # Exact both ways: what is subtracted last, or first, is at least ε/2 (Sterbenz 1974).
-    second = epsilon - prior_epsilon
-    return epsilon - second, second
+    return split_pure(epsilon, first)
 
 
 def expected_accuracy(channel: PriorResponse, prior: npt.ArrayLike) -> float:
-    """The mean chance that an answer is the label, were the prior (n, K) true: public, and known before training."""
+    """Return the mean chance that a response is the label, were the prior (n, K) true: public, before training."""
     inside = np.where(channel.members(), np.asarray(prior, dtype=np.float64), 0.0).sum(axis=-1)
     return float(np.mean(inside / (1.0 + (channel.set_sizes() - 1.0) * math.exp(-channel.epsilon))))
 
@@ -147,9 +153,9 @@ def expected_accuracy(channel: PriorResponse, prior: npt.ArrayLike) -> float:
 def _histograms(
     groups: npt.NDArray[np.int64], num_groups: int, vault: LabelVault, epsilon: float, kept: Path | None, in_all: float
 ) -> NoisyCounts:
-    """The first look; no counts at all, which is a uniform prior, where nothing is spent on it."""
+    """Return the counts; none at all, which is a uniform prior, where nothing is spent on them."""
     if epsilon == 0:
         empty = np.zeros((num_groups, vault.num_classes), dtype=np.int64)
         return NoisyCounts(empty, np.bincount(groups, minlength=num_groups), "none", 0.0)
-    question = GroupCounts(groups, num_groups, vault.num_classes, LaplaceNoise(epsilon))
-    return ask_groups(vault, question, kept, {"epsilon of both looks": in_all})
+    mechanism = GroupCounts(groups, num_groups, vault.num_classes, LaplaceNoise(epsilon))
+    return release_groups(vault, mechanism, kept, {"epsilon of both looks": in_all})

@@ -1,19 +1,19 @@
-"""All that a page says, gathered from a result folder and what is given beside it. Nothing here reads a label."""
+"""Gather all that a report says from a result folder and what is given beside it. Nothing here reads a label."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from labeldp.audit.folders import AUDIT
 from labeldp.audit.result import AuditResult
 from labeldp.choosing.choice import Choice, choose
-from labeldp.choosing.recipes import Case
 from labeldp.core.certificate import Certificate
+from labeldp.recipes.worth import Case
 from labeldp.results.card import Story
 from labeldp.results.folder import FILES, ArtifactError, read
 from labeldp.results.verify import verify_folder
@@ -40,7 +40,7 @@ class Facts:
         name: of the folder.
         certificate, story, metrics: as the folder has them.
         files: name and SHA-256 of each file, as certified.
-        problems: what `labeldp verify` says against it.
+        problems: what `labeldp verify` finds wrong with it.
         choice: recipes compared for such data; None for labels that are numbers.
         width: numbers per row that the recipes were compared for; None where not known.
         audit: a lower bound on ε, where one was made.
@@ -64,7 +64,7 @@ class Facts:
 
     @property
     def classes(self) -> int | None:
-        """K, or None for numbers."""
+        """The number of classes, or None for numbers."""
         return None if self.story.classes is None else len(self.story.classes)
 
     @property
@@ -73,9 +73,18 @@ class Facts:
         return self.metrics.get("test", {}).get(_measure(self.story))
 
     @property
+    def measure_name(self) -> str:
+        """What results are compared by, as people call it."""
+        return "R²" if self.classes is None else "accuracy"
+
+    def score_words(self, value: float) -> str:
+        """Return a score as it is shown: accuracy in percent, R² as a number."""
+        return f"{value:.3f}" if self.classes is None else f"{value:.1%}"
+
+    @property
     def modality(self) -> str:
-        """Pictures, or a table."""
-        return "images" if self.story.features[:1] and self.story.features[0].endswith(" pixels") else "table"
+        """Images, or a table."""
+        return _modality(self.story)
 
 
 def gather(
@@ -89,7 +98,7 @@ def gather(
 
     Args:
         folder: as `labeldp train` writes it.
-        audit: what `labeldp audit --json` printed; `audit.json` in the folder where None and there is one.
+        audit: the output of `labeldp audit --json`; `audit.json` in the folder where None and there is one.
         beside: other result folders of the same data.
         non_private: accuracy (R² for numbers) of the same kind of model without privacy, a share; the folder's own
             figure where None (`non_private` in metrics.json).
@@ -97,43 +106,48 @@ def gather(
     folder = Path(folder)
     result = read(folder)
     story, certificate = result.story, result.certificate
-    width, (bound, of) = _width(story, result.tensors), _audit(folder, audit)
-    facts = Facts(
-        folder.resolve().name, certificate, story, result.metrics, _hashes(certificate), verify_folder(folder),
-        width=width, audit=bound, audited=of, beside=tuple(_measured(Path(one), story) for one in beside),
-        non_private=_non_private(result.metrics, story, non_private),
+    hashes = dict((certificate.release or {}).get("files", {}))
+    if certificate.artifact is not None:
+        hashes = {certificate.artifact.name: certificate.artifact.sha256, **hashes}
+    known = result.metrics.get("non_private", {}).get(_measure(story)) if non_private is None else non_private
+    if known is not None and not 0 <= known <= 1:
+        what = "an R²" if story.classes is None else "a share of right predictions"
+        raise ArtifactError(f"non_private={known} is not {what}; give a number from 0 to 1")
+    width = _width(story, result.tensors)
+    bound, audited = _audit(folder, audit)
+    return Facts(
+        folder.resolve().name, certificate, story, result.metrics,
+        files={name: str(hashes[name]) for name in FILES if name in hashes}, problems=verify_folder(folder),
+        choice=_choice(story, width), width=width, audit=bound, audited=audited,
+        beside=tuple(_measured(Path(one), story) for one in beside), non_private=known,
     )  # fmt: skip
-    return facts if facts.classes is None else _with_choice(facts)
-
-
-def _with_choice(facts: Facts) -> Facts:
-    case, story = case_of(facts), facts.story
-    size = {"feature_dim": case.feature_dim, "modality": case.modality, "device": DEVICE}
-    return replace(facts, choice=choose(case.num_rows, case.num_classes, story.epsilon, story.delta, **size))
 
 
 def case_of(facts: Facts) -> Case:
-    """The learning problem by its public numbers."""
+    """Return the learning problem by its public numbers."""
     return Case(facts.story.rows, facts.classes or 2, facts.width, facts.modality, facts.story.delta)
 
 
+def _choice(story: Story, width: int | None) -> Choice | None:
+    if story.classes is None:
+        return None
+    problem = {"feature_dim": width, "modality": _modality(story), "device": DEVICE}
+    return choose(story.rows, len(story.classes), story.epsilon, story.delta, **problem)
+
+
+def _modality(story: Story) -> str:
+    return "images" if story.features[:1] and story.features[0].endswith(" pixels") else "table"
+
+
 def _width(story: Story, tensors: Mapping[str, Any]) -> int | None:
-    """Numbers per row as the recipes saw them: pixels, or the features that a head was solved on."""
-    first = story.features[0] if story.features else ""
-    if first.endswith(" pixels"):
-        return math.prod(int(size) for size in first.removesuffix(" pixels").split(" × "))
+    """Return the numbers per row as the recipes saw them: pixels, or the features that a head was solved on."""
+    if _modality(story) == "images":
+        return math.prod(int(size) for size in story.features[0].removesuffix(" pixels").split(" × "))
     return int(tensors["head.mean"].shape[0]) if "head.mean" in tensors else None
 
 
-def _hashes(certificate: Certificate) -> dict[str, str]:
-    artifact, stated = certificate.artifact, dict((certificate.release or {}).get("files", {}))
-    if artifact is not None:
-        stated = {artifact.name: artifact.sha256, **stated}
-    return {name: str(stated[name]) for name in FILES if name in stated}
-
-
 def _measure(story: Story) -> str:
-    """What results are compared by."""
+    """Return what results are compared by, as metrics.json names it."""
     return "r2" if story.classes is None else "accuracy"
 
 
@@ -147,24 +161,16 @@ def _measured(folder: Path, story: Story) -> Measured:
     return Measured(folder.resolve().name, result.story.method, result.certificate.epsilon, float(score))
 
 
-def _non_private(metrics: Mapping[str, Any], story: Story, given: float | None) -> float | None:
-    found = metrics.get("non_private", {}).get(_measure(story)) if given is None else given
-    if found is not None and not 0 <= found <= 1:
-        what = "an R²" if story.classes is None else "a share of right predictions"
-        raise ArtifactError(f"non_private={found} is not {what}; give a number from 0 to 1")
-    return found
-
-
 def _audit(folder: Path, given: Path | str | None) -> tuple[AuditResult | None, str | None]:
-    """The bound, and whose it is."""
+    """Return the bound, and the hash of the model that it is of."""
     path = folder / AUDIT if given is None else Path(given)
     if given is None and not path.is_file():
         return None, None
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        told: dict[str, Any] = {name: fields[name] for name in AuditResult.__dataclass_fields__}
-        told |= {name: math.inf for name, value in told.items() if value == "infinity"}
-        return AuditResult(**told), fields["of"]["model"] if "of" in fields else None
+        found: dict[str, Any] = {name: fields[name] for name in AuditResult.__dataclass_fields__}
+        found |= {name: math.inf for name, value in found.items() if value == "infinity"}
+        return AuditResult(**found), fields["of"]["model"] if "of" in fields else None
     except OSError as error:
         raise ArtifactError(f"{str(path)!r} cannot be read ({error.strerror}); give a file of labeldp audit") from None
     except (ValueError, KeyError, TypeError):

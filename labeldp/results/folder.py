@@ -4,7 +4,7 @@
     certificate.json    the claim and its ledger, bound to the model and, by hashes, to the other files
     config.toml         the run: every option as it was resolved
     model_card.md       what is protected and what is not, in words
-    metrics.json        how good it is, from public numbers and answers already paid for
+    metrics.json        how good it is, from public numbers and releases already paid for
 
 Nothing in it comes from a true label but through releases that the certificate counts.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -26,11 +25,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.budgets.journal import flush
+from labeldp.atomic import draft_of, flush
 from labeldp.core.certificate import Certificate, CertificateError, describe_artifact
 from labeldp.core.certificate import read as read_certificate
-from labeldp.results import toml
 from labeldp.results.card import Story, model_card
+from labeldp.results.writing import to_toml
 
 FORMAT = "labeldp-model/1"
 MODEL, CERTIFICATE, CONFIG = "model.safetensors", "certificate.json", "config.toml"
@@ -44,7 +43,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 
 class ArtifactError(ValueError):
-    """A folder cannot be written or read as asked. One sentence that says what to do."""
+    """A folder cannot be written or read as requested. One sentence that says what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +87,9 @@ class Draft:
         }
         for name, text in texts.items():
             (self.path / name).write_text(text, encoding="utf-8")
-        certificate = replace(result.certificate, release=_release(result, self.path)).about(self.path / MODEL)
+        hashes = {name: describe_artifact(self.path / name).sha256 for name in HASHED}
+        release = {"format": FORMAT, "kind": result.kind, "story": result.story.to_json(), "files": hashes}
+        certificate = replace(result.certificate, release=release).about(self.path / MODEL)
         certificate.write(self.path / CERTIFICATE)
         self.written = True
         return certificate
@@ -188,16 +189,11 @@ def _write_model(path: Path, result: Result) -> None:
     save_file(tensors, path, metadata={"format": FORMAT, "kind": result.kind, "model": model})
 
 
-def _release(result: Result, folder: Path) -> dict[str, Any]:
-    hashes = {name: describe_artifact(folder / name).sha256 for name in HASHED}
-    return {"format": FORMAT, "kind": result.kind, "story": result.story.to_json(), "files": hashes}
-
-
 def _config_text(run: Mapping[str, Any], name: str) -> str:
     command = next(iter(run))
     return (
         f"# How {name} was made. Do it again, with noise drawn and paid for anew:\n"
-        f"#   labeldp {command} --config {name}/{CONFIG} --out ANOTHER\n\n" + toml.dumps(run)
+        f"#   labeldp {command} --config {name}/{CONFIG} --out ANOTHER\n\n" + to_toml(run)
     )
 
 
@@ -208,7 +204,7 @@ def _made(target: Path) -> Path:
         raise ArtifactError(
             f"the folder {str(target.parent)!r} does not exist; create it first, or choose another --out"
         )
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    draft = draft_of(target)
     try:
         draft.mkdir()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How good a model is, from open labels that the user gave for measuring; never from those of a vault."""
+"""Measure how good a model is, from open labels that the user gave for measuring; never from those of a vault."""
 
 from __future__ import annotations
 
@@ -8,13 +8,54 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-# --- ranking --------------------
-#
-# How well scores rank: for open test labels, never for a vault's.
+_LEAST = 1e-12
+
+
+def measured(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> dict[str, float | int]:
+    """Return accuracy, AUC (mean over classes, one against the rest) and log loss of probabilities (m, K).
+
+    >>> measured(np.array([[0.8, 0.2], [0.4, 0.6], [0.6, 0.4]]), np.array([0, 1, 1]))
+    {'rows': 3, 'accuracy': 0.6667, 'auc': 1.0, 'log_loss': 0.5501}
+    """
+    right = float((probabilities.argmax(axis=1) == labels).mean())
+    found = {"rows": len(labels), "accuracy": round(right, 4)}
+    area = mean_auc(probabilities, labels)
+    if area is not None:
+        found["auc"] = round(area, 4)
+    likely = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), _LEAST, 1)
+    return found | {"log_loss": round(float(-np.log(likely).mean()), 4)}
+
+
+def measured_numbers(predictions: npt.NDArray[np.floating], labels: npt.NDArray[np.floating]) -> dict[str, float | int]:
+    """Return R² (not where all labels are one number), mean absolute and root mean squared error of predictions (m,).
+
+    >>> measured_numbers(np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0]))
+    {'rows': 3, 'r2': 0.5, 'mean_absolute_error': 0.333333, 'root_mean_squared_error': 0.57735}
+    """
+    off, around = predictions - labels, labels - labels.mean()
+    found: dict[str, float | int] = {"rows": len(labels)}
+    if around.any():
+        found["r2"] = _digits(1 - float(off @ off) / float(around @ around))
+    errors = {"mean_absolute_error": np.abs(off).mean(), "root_mean_squared_error": math.sqrt((off @ off) / len(off))}
+    return found | {name: _digits(float(value)) for name, value in errors.items()}
+
+
+def _digits(value: float) -> float:
+    """Round to six significant digits: numbers come in any unit."""
+    return float(f"{value:.6g}")
+
+
+def mean_auc(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> float | None:
+    """Return one AUC for two classes; else the mean over those that occur, each against the rest; None for one."""
+    present = np.unique(labels)
+    if len(present) < 2:
+        return None
+    places = [1] if probabilities.shape[1] == 2 else list(present)
+    return float(np.mean([auc(probabilities[:, place], (labels == place).astype(int)) for place in places]))
 
 
 def auc(scores: npt.ArrayLike | Tensor, labels: npt.ArrayLike | Tensor) -> float:
-    """P(score of a positive > score of a negative) + ½ P(equal), over all pairs: the area under the ROC curve.
+    """Return P(score of a positive > score of a negative) + ½ P(equal), over all pairs: the area under the ROC curve.
 
     Counted exactly, in integers, ties included (Mann and Whitney 1947; Hanley and McNeil 1982). NaN scores are refused.
 
@@ -31,17 +72,11 @@ def auc(scores: npt.ArrayLike | Tensor, labels: npt.ArrayLike | Tensor) -> float
     if not np.isin(truth, (0, 1)).all():
         raise ValueError("labels has entries other than 0 and 1; AUC compares two classes")
     _, place = np.unique(values, return_inverse=True)
-    positive, negative = (np.bincount(place[truth == label]) for label in (1, 0))
-    return _share_of_pairs(positive, negative)
-
-
-def _share_of_pairs(positive: npt.NDArray[np.intp], negative: npt.NDArray[np.intp]) -> float:
-    """From the counts of both classes at every score, in ascending order."""
-    pairs = int(positive.sum()) * int(negative.sum())
+    size = int(place.max(initial=-1)) + 1
+    ones, zeros = (np.bincount(place[truth == label], minlength=size) for label in (1, 0))
+    pairs = int(ones.sum()) * int(zeros.sum())
     if pairs == 0:
-        raise ValueError(f"labels has {int(positive.sum())} ones and {int(negative.sum())} zeros; AUC needs both")
-    size = max(len(positive), len(negative))
-    ones, zeros = (np.pad(counts, (0, size - len(counts))) for counts in (positive, negative))
+        raise ValueError(f"labels has {int(ones.sum())} ones and {int(zeros.sum())} zeros; AUC needs both")
     # Twice the number of pairs won, a tie being half a pair: an integer.
     won = int((ones * (2 * np.cumsum(zeros) - zeros)).sum())
     return won / (2 * pairs)
@@ -54,54 +89,8 @@ def _column(name: str, values: npt.ArrayLike | Tensor) -> np.ndarray:
     return column
 
 
-_LEAST = 1e-12
-
-
-def measured(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> dict[str, float | int]:
-    """Accuracy, AUC (mean over classes, one against the rest) and log loss of probabilities (m, K).
-
-    >>> measured(np.array([[0.8, 0.2], [0.4, 0.6], [0.6, 0.4]]), np.array([0, 1, 1]))
-    {'rows': 3, 'accuracy': 0.6667, 'auc': 1.0, 'log_loss': 0.5501}
-    """
-    right = float((probabilities.argmax(axis=1) == labels).mean())
-    found = {"rows": len(labels), "accuracy": round(right, 4)}
-    area = mean_auc(probabilities, labels)
-    if area is not None:
-        found["auc"] = round(area, 4)
-    likely = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), _LEAST, 1)
-    return found | {"log_loss": round(float(-np.log(likely).mean()), 4)}
-
-
-def measured_numbers(predictions: npt.NDArray[np.floating], labels: npt.NDArray[np.floating]) -> dict[str, float | int]:
-    """R² (left out where all labels are one number), mean absolute and root mean squared error of predictions (m,).
-
-    >>> measured_numbers(np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0]))
-    {'rows': 3, 'r2': 0.5, 'mean_absolute_error': 0.333333, 'root_mean_squared_error': 0.57735}
-    """
-    off, around = predictions - labels, labels - labels.mean()
-    found: dict[str, float | int] = {"rows": len(labels)}
-    if around.any():
-        found["r2"] = _digits(1 - float(off @ off) / float(around @ around))
-    errors = {"mean_absolute_error": np.abs(off).mean(), "root_mean_squared_error": math.sqrt((off @ off) / len(off))}
-    return found | {name: _digits(float(value)) for name, value in errors.items()}
-
-
-def _digits(value: float) -> float:
-    """Six significant digits: numbers come in any unit."""
-    return float(f"{value:.6g}")
-
-
-def mean_auc(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> float | None:
-    """One area for two classes; else the mean over the classes that occur, each against the rest; None for one."""
-    present = np.unique(labels)
-    if len(present) < 2:
-        return None
-    ask = [1] if probabilities.shape[1] == 2 else list(present)
-    return float(np.mean([auc(probabilities[:, place], (labels == place).astype(int)) for place in ask]))
-
-
 def responses_right(epsilon: float, num_classes: int) -> float:
-    """Share of true labels among plain randomized responses at ε: what one private answer per row would keep.
+    """Return the share of true labels among plain randomized responses at ε: what one response per row would keep.
 
     >>> round(responses_right(1.0, 2), 3)
     0.731

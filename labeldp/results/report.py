@@ -1,48 +1,49 @@
-"""The page: everything in one file, nothing fetched, nothing run."""
+"""Write the report of a result: one HTML page with everything in it, which fetches and runs nothing."""
 
 from __future__ import annotations
 
 import math
-import os
-import secrets
+import shlex
 from pathlib import Path
 
+from labeldp.atomic import replacing
 from labeldp.results.card import number_words
+from labeldp.results.charts import DARK, LIGHT
 from labeldp.results.facts import Facts
 from labeldp.results.folder import ArtifactError
-from labeldp.results.markup import escape, paragraph, stylesheet
 from labeldp.results.sections import (
+    Table,
     audit_section,
-    check_section,
     ledger_section,
     methods_section,
     noise_section,
     promise_section,
     quality_section,
-    status,
 )
 from labeldp.results.words import at_most
-
-# The browser is told to fetch and run nothing, whatever a name in the data may look like.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+from labeldp.results.writing import render
 
 
 def page(facts: Facts) -> str:
-    """The whole page as HTML."""
-    sections = (
-        promise_section(facts), ledger_section(facts), noise_section(facts), quality_section(facts),
-        methods_section(facts), audit_section(facts), check_section(facts),
-    )  # fmt: skip
-    title = f"{facts.name}: a model trained on private labels"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
-        f"<title>{escape(title)}</title>\n<style>{stylesheet()}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>{escape(facts.name)}</h1>{_what(facts)}{status(facts)}{_tiles(facts)}</header>\n"
-        + "\n".join(part for part in sections if part)
-        + f"\n<footer>{paragraph(f'Written by {facts.certificate.made_by}. This page needs no network.')}</footer>\n"
-        "</main>\n</body>\n</html>\n"
+    """Return the whole page as HTML."""
+    columns = len(facts.story.features)
+    plain = f"{columns} public feature{'' if columns == 1 else 's'}"
+    return render(
+        "page.html",
+        facts=facts,
+        light=LIGHT,
+        dark=DARK,
+        quoted=shlex.quote(facts.name),
+        predicted=number_words(facts.story) if facts.classes is None else f"{facts.classes} classes",
+        read=facts.story.features[0] if facts.modality == "images" else plain,
+        tiles=_tiles(facts),
+        promise=promise_section(facts),
+        ledger=ledger_section(facts),
+        noise=noise_section(facts),
+        quality=quality_section(facts),
+        methods=methods_section(facts),
+        audit=audit_section(facts),
+        files=Table("SHA-256 of the files, as the certificate has them", ["file", "SHA-256"], [*facts.files.items()]),
     )
 
 
@@ -53,41 +54,24 @@ def write_page(facts: Facts, path: Path) -> None:
     if not path.parent.is_dir():
         raise ArtifactError(f"the folder {str(path.parent)!r} does not exist; create it first, or choose another --out")
     text = page(facts)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
+    with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
-def _what(facts: Facts) -> str:
-    story = facts.story
-    secret = story.label or "the label"
-    of = number_words(story) if facts.classes is None else f"{facts.classes} classes"
-    count = len(story.features)
-    seen = story.features[0] if facts.modality == "images" else f"{count} public feature{'' if count == 1 else 's'}"
-    return paragraph(
-        f"Predicts {secret} ({of}) from {seen}. Trained on {story.rows:,} secret labels of {story.data}.", "soft"
-    )
-
-
-def _tiles(facts: Facts) -> str:
+def _tiles(facts: Facts) -> list[tuple[str, str]]:
+    """Return the figures at the top: the price first, then what it bought."""
     certificate, test = facts.certificate, facts.metrics.get("test", {})
     odds = f"{at_most(math.exp(certificate.epsilon), 3)}×" if certificate.epsilon < 50 else "no bound to speak of"
-    told = [
+    tiles = [
         ("ε", at_most(certificate.epsilon, 4)),
         ("δ", at_most(certificate.delta, 2)),
         ("odds of a label move by", odds),
     ]
-    if "accuracy" in test:
-        told.append(("accuracy", f"{test['accuracy']:.1%}"))
-    if "auc" in test:
-        told.append(("AUC", f"{test['auc']:.3f}"))
-    if "r2" in test:
-        told.append(("R²", f"{test['r2']:.3f}"))
-    if "mean_absolute_error" in test:
-        told.append(("mean absolute error", f"{test['mean_absolute_error']:.4g}"))
-    told.append(("method", facts.story.method))
-    tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in told)
-    return f'<dl class="tiles">{tiles}</dl>'
+    measures = {
+        "accuracy": ("accuracy", "{:.1%}"),
+        "auc": ("AUC", "{:.3f}"),
+        "r2": ("R²", "{:.3f}"),
+        "mean_absolute_error": ("mean absolute error", "{:.4g}"),
+    }
+    tiles += [(name, form.format(test[key])) for key, (name, form) in measures.items() if key in test]
+    return [*tiles, ("method", facts.story.method)]

@@ -1,4 +1,7 @@
-"""From a source to a result: train, measure what may be measured, tell the story."""
+"""From private data to a result: train, measure what may be measured, and describe it.
+
+A `Model` is a trained estimator with what a folder must know beside it: columns by name, and the names of the classes.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,30 @@ import pyarrow as pa
 import torch
 
 from labeldp.choosing.choice import choose
-from labeldp.data.door import Column, Rows, Source, conformed
+from labeldp.data.columns import Column, conformed
+from labeldp.data.door import PrivateData
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.estimator.methods import trains_net
 from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
+from labeldp.recipes.catalogue import AUTO, BY_KEY, find
 from labeldp.results.card import Story
 from labeldp.results.folder import ArtifactError, Result, read
 from labeldp.results.measure import measured, measured_numbers, responses_right
 
-# --- models --------------------
-#
-# A trained estimator with what a folder must know beside it: columns by name, and the names of the classes.
-
-
 KIND, REGRESSOR = "LabelDPClassifier", "LabelDPRegressor"
+Report = Callable[[Any], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Predicts class names from tables with the columns it was trained on, or from pictures; or numbers from tables.
+    """Predicts class names from tables with the columns it was trained on, or from images; or numbers from tables.
 
     Args:
         estimator: a fitted `LabelDPClassifier` of the classes 0 … K − 1, or a fitted `LabelDPRegressor`.
         classes: their names; empty for numbers.
-        columns: of a table; None for pictures.
-        label: what is predicted; empty for pictures.
-        network: the name of the network for pictures, where one was trained.
+        columns: of a table; None for images.
+        label: what is predicted; empty for images.
+        network: the name of the network for images, where one was trained.
         why: this method and no other.
         curves: how the training went, as `labeldp.estimator.progress.Recorder` has it; empty for a model of a folder.
     """
@@ -77,13 +77,13 @@ class Model:
         """A description in plain values, and tensors."""
         config, tensors = self.estimator.to_parts()
         columns = None if self.columns is None else [column.to_json() for column in self.columns]
-        told = {"label": self.label, "classes": list(self.classes), "columns": columns, "network": self.network}
-        return {**told, "estimator": config}, tensors
+        own = {"label": self.label, "classes": list(self.classes), "columns": columns, "network": self.network}
+        return {**own, "estimator": config}, tensors
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network for pictures, by name."""
+    """A network for images, by name."""
 
     name: str
 
@@ -94,30 +94,28 @@ class Network:
         return getattr(zoo, self.name)(num_classes)
 
 
-# By the shape of one picture. Without batch norm, so that every method can train them.
+# By the shape of one image. Without batch norm, so that every method can train them.
 _NETWORKS: dict[tuple[int, ...], str] = {(1, 28, 28): "mnist_cnn", (3, 32, 32): "cifar_cnn"}
 
 
 def network_for(shape: Sequence[int]) -> Network:
-    """The network for pictures (n, channels, height, width)."""
+    """Return the network for images (n, channels, height, width)."""
     try:
         return Network(_NETWORKS[tuple(shape[1:])])
     except KeyError:
         raise ArtifactError(
-            f"there is no network for pictures of shape {tuple(shape[1:])}; use method one_shot"
+            f"there is no network for images of shape {tuple(shape[1:])}; use a method that trains none, such as "
+            f"{next(recipe.key for recipe in BY_KEY.values() if not recipe.network)}"
         ) from None
 
 
 def load(folder: Path | str, device: str | None = None) -> Model:
-    """The model of a folder that `labeldp train` wrote; refused where it is not the certified one."""
+    """Return the model of a folder that `labeldp train` wrote; refused where it is not the certified one."""
     return rebuilt(read(Path(folder)), device)
 
 
 def rebuilt(result: Result, device: str | None = None) -> Model:
-    """The model of a result, ready to predict on this device (the processor when None)."""
-    from labeldp.estimator.classifier import LabelDPClassifier
-    from labeldp.estimator.regressor import LabelDPRegressor
-
+    """Return the model of a result, ready to predict on this device (the processor when None)."""
     known = {KIND: LabelDPClassifier, REGRESSOR: LabelDPRegressor}
     if result.kind not in known:
         raise ArtifactError(f"the folder holds a {result.kind}, which this version cannot rebuild; use a newer one")
@@ -129,123 +127,118 @@ def rebuilt(result: Result, device: str | None = None) -> Model:
     estimator = known[result.kind].from_parts(
         described["estimator"], dict(result.tensors), model=network, certificate=result.certificate, device=device
     )
-    return Model(estimator, classes, _columns(described["columns"]), described["label"], name, result.story.reason)
-
-
-def _columns(described: Sequence[Mapping[str, Any]] | None) -> tuple[Column, ...] | None:
-    return None if described is None else tuple(Column(**column) for column in described)
-
-
-Report = Callable[[Any], None]
+    columns = None if described["columns"] is None else tuple(Column(**column) for column in described["columns"])
+    return Model(estimator, classes, columns, described["label"], name, result.story.reason)
 
 
 def trained(
-    source: Source,
+    data: PrivateData,
     epsilon: float,
     *,
     delta: float | None = None,
-    method: str = "auto",
+    method: str = AUTO,
     device: str = "cpu",
     seed: int = 0,
     store: Any = None,
     note: str | None = None,
     report: Report | None = None,
 ) -> Model:
-    """A model of this source's labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`."""
-    why, network = "It was asked for by name.", None
-    if source.columns is None:
-        method, why = _for_images(source, epsilon, delta, method, device, why)
-        network = network_for(source.train.features.shape) if trains_net(method) else None
+    """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`."""
+    why, network = "It was requested by name.", None
+    if data.columns is None:
+        method, why = _for_images(data, epsilon, delta, method, device, why)
+        network = network_for(data.features.shape) if BY_KEY[method].network else None
     recorder = Recorder(report)
-    told = {"store": store, "note": note, "report": recorder}
-    settings: dict[str, Any] = {"device": device, "random_state": seed, **told}
+    settings: dict[str, Any] = {
+        "device": device,
+        "random_state": seed,
+        "store": store,
+        "note": note,
+        "report": recorder,
+    }
     if network is not None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            settings["model"] = network.made(len(source.classes))
-    if source.bounds is None:
-        estimator = LabelDPClassifier(epsilon, delta, method, classes=range(len(source.classes)), **settings)
+            settings["model"] = network.made(len(data.classes))
+    if data.bounds is None:
+        estimator = LabelDPClassifier(epsilon, delta, method, classes=range(len(data.classes)), **settings)
     else:
-        estimator = LabelDPRegressor(epsilon, source.bounds, delta, method, **settings)
-    estimator.fit(source.train.features, source.train.given)
+        estimator = LabelDPRegressor(epsilon, data.bounds, delta, method, **settings)
+    estimator.fit(data.features, data.vault)
     why = why if estimator.choice_ is None else estimator.choice_.reason
     name, curves = None if network is None else network.name, tuple(recorder.curves())
-    return Model(estimator, source.classes, source.columns, source.label, name, why, curves)
+    return Model(estimator, data.classes, data.columns, data.label, name, why, curves)
 
 
 def _for_images(
-    source: Source, epsilon: float, delta: float | None, method: str, device: str, why: str
+    data: PrivateData, epsilon: float, delta: float | None, method: str, device: str, why: str
 ) -> tuple[str, str]:
-    """Which method, and why. Chosen here, because only some methods want a network to be brought."""
-    if method != "auto":
-        return method, why
-    pixels, place = int(np.prod(source.train.features.shape[1:])), "cuda" if device.startswith("cuda") else "cpu"
+    """Return which method, and why. It is chosen here, because only some methods want a network to be brought."""
+    if method != AUTO:
+        return find(method).key, why
+    pixels, place = int(np.prod(data.features.shape[1:])), "cuda" if device.startswith("cuda") else "cpu"
     allowed = 1e-5 if delta is None else delta
-    choice = choose(
-        len(source.train), len(source.classes), epsilon, allowed, feature_dim=pixels, modality="images", device=place
-    )
+    choice = choose(len(data), len(data.classes), epsilon, allowed, feature_dim=pixels, modality="images", device=place)
     return choice.recipe, choice.reason
 
 
-def result_of(source: Source, model: Model, epsilon: float, delta: float | None, run: Mapping[str, Any]) -> Result:
-    """All that goes into a folder; the run gets the method and the δ that were settled on."""
+def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | None, run: Mapping[str, Any]) -> Result:
+    """Return all that goes into a folder; the run gets the method and the δ that were settled on."""
     estimator = model.estimator
     certificate, method = estimator.certificate_, str(estimator.method_)
-    asked = certificate.delta if delta is None else delta
+    allowed = certificate.delta if delta is None else delta
     story = Story(
-        source.name,
-        source.label,
-        source.classes or None,
-        len(source.train),
-        source.described,
+        data.name,
+        data.label,
+        data.classes or None,
+        len(data),
+        data.described,
         method,
         model.why,
         epsilon,
-        asked,
-        source.bounds,
+        allowed,
+        data.bounds,
     )
-    settled = {**run, "method": method, **({"delta": asked} if asked > 0 else {})}
+    settled = {**run, "method": method, **({"delta": allowed} if allowed > 0 else {})}
     described, tensors = model.parts()
-    return Result(model.kind, described, tensors, certificate, {"train": settled}, story, metrics_of(source, model))
+    return Result(model.kind, described, tensors, certificate, {"train": settled}, story, metrics_of(data, model))
 
 
-def metrics_of(source: Source, model: Model) -> dict[str, Any]:
-    """From the certificate, from public rows and the private model, and from open labels; never from secret ones."""
+def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
+    """Measure by the certificate, public rows with the private model, and open labels; never by secret ones."""
     certificate = model.estimator.certificate_
     spent = certificate.epsilon
     found: dict[str, Any] = {
         "epsilon": "infinity" if math.isinf(spent) else spent,
         "delta": certificate.delta,
-        "rows": len(source.train),
-        **(_of_classes(source, model, spent) if source.bounds is None else _of_numbers(source, model)),
+        "rows": len(data),
+        **(_of_classes(data, model, spent) if data.bounds is None else _of_numbers(data, model)),
     }
     if model.curves:
         # Of losses on private targets and of the ledger; see `Recorder`, which says why they are free.
         found["curves"] = list(model.curves)
-    if source.test is not None:
-        found["test"] = _on_open_labels(model, source.test)
+    if data.test is not None:
+        features, labels = data.test.features, data.test.labels.values
+        if model.classes:
+            found["test"] = measured(model.estimator.predict_proba(features), labels)
+        else:
+            found["test"] = measured_numbers(model.estimator.predict(features), labels)
     return found
 
 
-def _of_classes(source: Source, model: Model, spent: float) -> dict[str, Any]:
-    sure = model.estimator.predict_proba(source.train.features).max(axis=1).mean()
+def _of_classes(data: PrivateData, model: Model, spent: float) -> dict[str, Any]:
+    sure = model.estimator.predict_proba(data.features).max(axis=1).mean()
     expected = {
         "mean_confidence_on_training_rows": round(float(sure), 4),
-        "share_right_of_plain_randomized_response": round(responses_right(spent, len(source.classes)), 4),
+        "share_right_of_plain_randomized_response": round(responses_right(spent, len(data.classes)), 4),
     }
-    return {"classes": len(source.classes), "expected": expected}
+    return {"classes": len(data.classes), "expected": expected}
 
 
-def _of_numbers(source: Source, model: Model) -> dict[str, Any]:
-    predicted = model.estimator.predict(source.train.features)
+def _of_numbers(data: PrivateData, model: Model) -> dict[str, Any]:
+    predicted = model.estimator.predict(data.features)
     expected = {
         "mean_prediction_on_training_rows": float(f"{predicted.mean():.6g}"),
         "spread_of_predictions_on_training_rows": float(f"{predicted.std():.6g}"),
     }
-    return {"bounds": list(source.bounds or ()), "expected": expected}
-
-
-def _on_open_labels(model: Model, rows: Rows) -> dict[str, float | int]:
-    if model.classes:
-        return measured(model.estimator.predict_proba(rows.features), rows.given)
-    return measured_numbers(model.estimator.predict(rows.features), rows.given)
+    return {"bounds": list(data.bounds or ()), "expected": expected}

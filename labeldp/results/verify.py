@@ -15,7 +15,7 @@ from labeldp.data import tables
 from labeldp.results.card import Story, promise
 from labeldp.results.folder import CARD, CONFIG, FILES, HASHED, METRICS, MODEL, certificate_in, read_config, read_model
 
-# A composed ε is rounded up a hair above what was asked for at most.
+# A composed ε is rounded up to a hair above what was requested, at most.
 _SLACK = 1e-6
 
 
@@ -52,7 +52,7 @@ def _found(checks: tuple[Check, ...], folder: Path, certificate: Certificate, st
         try:
             problems += check(folder, certificate, story)
         except Exception as error:
-            # Whatever is in the files, the answer is a sentence.
+            # Whatever is in the files, the outcome is a sentence.
             problems.append(f"{check.__name__.lstrip('_')}: {str(error) or type(error).__name__}")
     return problems
 
@@ -69,8 +69,8 @@ def _claim(_folder: Path, certificate: Certificate, story: Story) -> Iterable[st
         yield f"the certificate does not speak about {MODEL}"
     if not certificate.epsilon <= story.epsilon * (1 + _SLACK) or certificate.delta > story.delta:
         yield (
-            f"asked for were epsilon={story.epsilon:g}, delta={story.delta:g}, and the claim is "
-            f"epsilon={certificate.epsilon:.9g}, delta={certificate.delta:g}: more was spent than asked for"
+            f"requested were epsilon={story.epsilon:g}, delta={story.delta:g}, and the claim is "
+            f"epsilon={certificate.epsilon:.9g}, delta={certificate.delta:g}: more was spent than requested"
         )
     counted = {group.rows for group in certificate.groups}
     if certificate.unit.counted == "rows" and sum(group.rows for group in certificate.groups) != story.rows:
@@ -79,7 +79,7 @@ def _claim(_folder: Path, certificate: Certificate, story: Story) -> Iterable[st
 
 def _run(folder: Path, _certificate: Certificate, story: Story) -> Iterable[str]:
     (run,) = read_config(folder).values()
-    told = {
+    stated = {
         "epsilon": story.epsilon,
         "method": story.method,
         "label": story.label or None,
@@ -87,7 +87,7 @@ def _run(folder: Path, _certificate: Certificate, story: Story) -> Iterable[str]
         "range": story.bounds and list(story.bounds),
         "task": "regression" if story.classes is None else "classification",
     }
-    for name, value in told.items():
+    for name, value in stated.items():
         if name in run and run[name] != value:
             yield f"{CONFIG} and the certificate differ in {name}"
 
@@ -98,8 +98,8 @@ def _model(folder: Path, certificate: Certificate, story: Story) -> Iterable[str
         yield "the model and the certificate name different kinds of model"
     described = json.loads(metadata["model"])
     described = described.get("estimator", described)
-    told = {"epsilon": story.epsilon, "method": story.method, "bounds": story.bounds and list(story.bounds)}
-    for name, value in told.items():
+    stated = {"epsilon": story.epsilon, "method": story.method, "bounds": story.bounds and list(story.bounds)}
+    for name, value in stated.items():
         if described.get(name, value) != value:
             yield f"the model and the certificate differ in {name}"
     for name, tensor in tensors.items():

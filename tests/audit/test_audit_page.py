@@ -1,42 +1,13 @@
-"""The page on audits: its Python is run as it stands, and what it names exists."""
-
-import re
-from pathlib import Path
+"""Figures on the page on audits (tests/docs runs its Python)."""
 
 import numpy as np
 import pytest
 
-from labeldp import audit
 from labeldp.audit.result import Claim, Guesses, judged
 from labeldp.audit.separate import separate
 from labeldp.audit.training import guesses_of
 from labeldp.core import accountant, gaussian
 from labeldp.core.events import Gaussian, Query
-from tests.cli.test_cli import labeldp
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "audit.md"
-if not PAGE.exists():
-    pytest.skip("the docs are not beside the tests", allow_module_level=True)
-TEXT = PAGE.read_text()
-
-
-def test_the_example_runs(capsys):
-    pytest.importorskip("torch")
-    (example,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    names = {}
-    exec(compile(example, "docs/audit.md", "exec"), names)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith(("No contradiction", "THE CLAIM IS BROKEN"))
-    assert 0.5 < names["result"].bound < 2.3
-
-
-def test_the_functions_and_commands_exist():
-    for name in re.findall(r"\| `(\w+)\(", TEXT):
-        assert name in audit.__all__
-    help_text = labeldp("audit", "--help", check=0).stdout
-    for option in set(re.findall(r"labeldp audit[^\n]*?(--\w+)", TEXT)):
-        assert option in help_text
 
 
 def test_the_figures_about_gaussian_noise_are_right():

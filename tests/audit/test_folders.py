@@ -10,8 +10,9 @@ import pytest
 from labeldp.audit.folders import audit_folder
 from labeldp.audit.training import WitnessVault, by_moments, by_responses
 from labeldp.core.random import SecureRandom
+from labeldp.core.vault import LabelVault
 from labeldp.data import door
-from labeldp.data.door import Source
+from labeldp.data.door import PrivateData
 from labeldp.estimator import spending
 from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.mechanisms.moments import Moments
@@ -22,7 +23,8 @@ from labeldp.results.folder import drafting
 from labeldp.results.training import result_of, trained
 from labeldp.results.verify import verify_folder
 from tests.cli.clihelp import HEADER, labeldp, rows, train, write_csv
-from tests.results.test_pictures import images
+from tests.marks import mostly_slow
+from tests.results.test_images import images
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -79,6 +81,7 @@ def test_an_honest_folder_is_not_accused_and_its_report_says_so(place, tmp_path,
     assert sorted(path.name for path in folder.iterdir() if path.name.endswith(".part")) == []
 
 
+@pytest.mark.slow
 def test_json_is_one_object(place, tmp_path, capsys):
     folder = copied(place, "rr", tmp_path / "model")
     assert labeldp("audit", folder, "--rows", 400, "--json", "--confidence", SURE) == 0
@@ -104,10 +107,12 @@ def test_a_gaussian_look_is_held_against_its_own_curve(place):
 def test_numbers_are_audited_at_the_ends_of_their_range(place):
     found = audit_folder(place / "number", seed=0, confidence=SURE).result
     assert 0.1 < found.bound < 1.0
-    assert found.attack.startswith("the answers' likelihood")
+    assert found.attack.startswith("the responses' likelihood")
 
 
-@pytest.mark.parametrize("method", ["one_shot+linear", "one_shot_prior", "lp_mst", "alibi", "cluster_votes", "dp_sgd"])
+@pytest.mark.parametrize(
+    "method", mostly_slow(["dp_sgd", "one_shot+linear", "lp_mst", "one_shot_prior", "alibi", "cluster_votes"], quick=2)
+)
 def test_every_kind_of_method_can_be_run_again(tmp_path, method):
     write_csv(tmp_path / "t.csv", rows(300))
     options = ("--drop", "id", "--quiet")
@@ -117,12 +122,14 @@ def test_every_kind_of_method_can_be_run_again(tmp_path, method):
     assert found.method == method
 
 
-def test_pictures_are_audited_too(tmp_path, monkeypatch):
-    own = Source("mnist", "", ("up", "down"), images(400, 0), None, None)
+@pytest.mark.slow
+def test_images_are_audited_too(tmp_path, monkeypatch):
+    features, labels = images(400, 0)
+    own = PrivateData("mnist", "", features, LabelVault(labels, 2), ("up", "down"))
     result = result_of(own, trained(own, 2.0, method="rr"), 2.0, None, {"table": "mnist", "seed": 0})
     with drafting(tmp_path / "model") as draft:
         draft.write(result)
-    monkeypatch.setattr(door, "named_source", lambda _: own)
+    monkeypatch.setattr(door, "read", lambda _: own)
     found = audit_folder(tmp_path / "model", seed=0, confidence=SURE).result
     assert 0.5 < found.bound < 2.0
 
@@ -136,6 +143,7 @@ def counted():
     return lambda: SecureRandom(next(seeds))
 
 
+@pytest.mark.slow
 def test_labels_of_the_table_change_nothing(place, tmp_path):
     """Other labels, or none: the same result to the bit."""
     other = [[*line[:4], "nonsense"] for line in rows(COUNT)]
@@ -150,11 +158,12 @@ def test_no_label_is_read(place, monkeypatch):
     def refuse(*_, **__):
         pytest.fail("a label was read")
 
-    monkeypatch.setattr(door, "read_labels", refuse)
-    monkeypatch.setattr(door, "read_numbers", refuse)
+    for name in ("read", "seal_column", "_class_column", "_number_column"):
+        monkeypatch.setattr(door, name, refuse)
     audit_folder(place / "rr", seed=0)
 
 
+@pytest.mark.slow
 def test_rows_that_are_no_canaries_have_the_labels_that_the_model_predicts(place, monkeypatch):
     from labeldp.audit import folders
     from labeldp.results.training import load
@@ -212,13 +221,14 @@ def test_half_the_noise_on_numbers_is_caught(place, monkeypatch):
 
 
 def test_a_recipe_that_spends_otherwise_is_not_taken_for_the_folders(place, monkeypatch):
-    from labeldp.estimator import methods
-    from labeldp.recipes import rr
+    from labeldp.recipes import per_row
+
+    honest = per_row.rr
 
     def cheaper(model, inputs, vault, *, epsilon, fit):
-        return rr.train(model, inputs, vault, epsilon=epsilon / 2, fit=fit)
+        return honest(model, inputs, vault, epsilon=epsilon / 2, fit=fit)
 
-    monkeypatch.setitem(methods.METHODS, "rr", methods._responses(cheaper))
+    monkeypatch.setattr(per_row, "rr", cheaper)
     with pytest.raises(ValueError, match="made by another version"):
         audit_folder(place / "rr")
 

@@ -216,7 +216,7 @@ def one_row(epsilon, less=1.0, delta=1e-5, queries=True):
     return train
 
 
-@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("queries", [True, False])
 def test_many_runs_find_missing_noise(queries):
     labels = np.zeros(1, dtype=np.int64)
     # Of one point of the curve less is known than of all of it, and so more must be wrong to be seen.

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from labeldp.budgets.counter import QueryCounter
-from labeldp.budgets.journal import Journal, JournalStore
+from labeldp.budgets.journal import Journal
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.responses import RandomizedResponse
+from tests.budgets.journalstore import JournalStore
 
 RR = RandomizedResponse(1.0, 2)
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from labeldp.budgets.store import BudgetStore
-from tests.cli.test_cli import labeldp
+from tests.commands import labeldp
 
 ROWS = "age,who,income\n31,ann,low\n57,bob,high\n22,ann,low\n44,cid,high\n"
 SECRET = "very-secret-class"

@@ -24,8 +24,12 @@ def crowded(place):
     return store
 
 
-def test_a_hundred_processes_spend_the_budget_and_no_more(crowded, place):
-    seen = crowd(place, KEY, epsilon=0.1)
+MANY = pytest.mark.parametrize("processes", [30, pytest.param(100, marks=pytest.mark.slow)])
+
+
+@MANY
+def test_many_processes_spend_the_budget_and_no_more(crowded, place, processes):
+    seen = crowd(place, KEY, epsilon=0.1, processes=processes)
     assert set(seen["codes"]) == {0}
     assert seen["drawn"] == 40
     history = crowded.history("crowd")
@@ -33,27 +37,28 @@ def test_a_hundred_processes_spend_the_budget_and_no_more(crowded, place):
     assert history[-1].epsilon == crowded.epsilon("crowd") == pytest.approx(4.0)
 
 
-def test_a_hundred_processes_compose_gaussian_looks_as_one_vault_does(place):
+@MANY
+def test_many_processes_compose_gaussian_queries_as_one_vault_does(place, processes):
     store, budget = BudgetStore.open(place, key=KEY), Budget(2.0, 1e-5)
     store.create("crowd", LABELS, 2, budget)
     alone, question = LabelVault(LABELS, 2, budget), GroupCounts([0] * 8, 1, 2, GaussianNoise.for_budget(0.5, 1e-5))
     with pytest.raises(BudgetExceededError):
         list(map(alone.release, [question] * 100))
     most = alone.ledger.groups()[0].queries[0].times
-    assert 8 <= most < 50
-    seen = crowd(place, KEY, epsilon=0.5, delta=1e-5, tries=1)
+    assert 8 <= most < processes
+    seen = crowd(place, KEY, epsilon=0.5, delta=1e-5, tries=1, processes=processes)
     assert set(seen["codes"]) == {0}
     assert seen["drawn"] == most
     assert store.epsilon("crowd") == alone.certificate().epsilon
 
 
 def test_processes_killed_at_random_leave_what_they_reserved_charged(crowded, place):
-    seen = crowd(place, KEY, epsilon=0.01, processes=30, tries=6, kills=20)
+    seen = crowd(place, KEY, epsilon=0.01, processes=20, tries=6, kills=14)
     assert seen["codes"].count(-signal.SIGKILL) > 0
     assert {code for code in seen["codes"] if code != -signal.SIGKILL} <= {0}
     charges = len(crowded.history("crowd"))
-    # One look of each killed process may have been reserved and not drawn; none was drawn and not reserved.
-    assert seen["drawn"] <= charges <= seen["drawn"] + 20
+    # One query of each killed process may have been reserved and not drawn; none was drawn and not reserved.
+    assert seen["drawn"] <= charges <= seen["drawn"] + 14
     again = crowd(place, KEY, epsilon=0.01, processes=5, tries=2)
     assert again["drawn"] == 10
     assert len(crowded.history("crowd")) == charges + 10

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +16,10 @@ from experiments import choices
 from labeldp.budgets import calibrate
 from labeldp.choosing import measured, predict
 from labeldp.choosing.choice import Choice, choose
-from labeldp.choosing.recipes import BY_NAME, MODALITIES, RECIPES, Case
-from labeldp.choosing.worth import crossing, distance, moment_labels, response_labels, vote_labels
 from labeldp.core import accountant
 from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.recipes.catalogue import BY_KEY, RANKED
+from labeldp.recipes.worth import MODALITIES, Case, crossing, distance, moment_labels, response_labels, vote_labels
 
 LINES = choices.result_lines()
 MEANS = choices.means(LINES)
@@ -87,13 +86,13 @@ problems = st.builds(
 epsilons = st.floats(1e-3, 20)
 
 
-@given(problems, epsilons, st.floats(1, 4), st.sampled_from(RECIPES))
+@given(problems, epsilons, st.floats(1, 4), st.sampled_from(RANKED))
 def test_more_budget_and_more_rows_are_worth_more(case, epsilon, factor, recipe):
     worth = recipe.worth(case, epsilon)
-    assert 0 <= worth <= case.num_rows * (1 + 1e-9) or recipe.name == "cluster_votes"
+    assert 0 <= worth <= case.num_rows * (1 + 1e-9) or recipe.key == "cluster_votes"
     assert recipe.worth(case, epsilon * factor) >= worth * (1 - 1e-6)
     more = replace(case, num_rows=math.ceil(case.num_rows * factor))
-    assert recipe.name == "cluster_votes" or recipe.worth(more, epsilon) >= worth * (1 - 1e-6)
+    assert recipe.key == "cluster_votes" or recipe.worth(more, epsilon) >= worth * (1 - 1e-6)
 
 
 # --- the choice ----------------------------------------------------------------------------------------------------
@@ -106,7 +105,7 @@ def test_every_problem_gets_a_usable_recipe(case, epsilon, device):
         case.num_rows, case.num_classes, epsilon, case.delta,
         feature_dim=case.feature_dim, modality=case.modality, device=device,
     )  # fmt: skip
-    assert sorted(one.recipe for one in found.ranking) == sorted(BY_NAME)
+    assert sorted(one.recipe for one in found.ranking) == sorted(recipe.key for recipe in RANKED)
     assert found.recipe == found.ranking[0].recipe
     assert not found.ranking[0].obstacle
     blocked = [bool(one.obstacle) for one in found.ranking]
@@ -141,11 +140,11 @@ def test_one_sum_below_the_crossing_and_answers_above(epsilon, central):
 
 def test_what_takes_too_long_is_not_chosen_and_said():
     quick = choose(60_000, 10, 4.0, feature_dim=784, device="cpu", hours=1)
-    assert BY_NAME[quick.recipe].learner == "head"
+    assert BY_KEY[quick.recipe].learner == "head"
     assert any("trains too long" in note for note in quick.notes)
     patient = choose(60_000, 10, 4.0, feature_dim=784, device="cpu", hours=1000)
     assert not any(one.obstacle for one in patient.ranking)
-    assert BY_NAME[patient.recipe].learner != "head"
+    assert BY_KEY[patient.recipe].learner != "head"
 
 
 def test_without_delta_nothing_gaussian_is_chosen():
@@ -193,7 +192,7 @@ def test_networks_on_tables_have_to_be_four_times_as_good():
     found = choose(100_000, 2, 4.0, 0.0, feature_dim=5000, modality="table")
     worth = {one.recipe: one.clean_labels for one in found.ranking}
     assert worth["forward"] > 4 * worth["one_shot"]
-    assert BY_NAME[found.recipe].learner == "net"
+    assert BY_KEY[found.recipe].learner == "net"
     nearer = choose(1000, 10, 8.0, 0.0, feature_dim=300, modality="table")
     worth = {one.recipe: one.clean_labels for one in nearer.ranking}
     assert worth["one_shot"] < worth["forward"] < 4 * worth["one_shot"]
@@ -208,14 +207,14 @@ def test_a_table_that_trains_too_long_is_not_begun():
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "cap", "expected"), [(0.5, 2, "gradients"), (5.0, 2, "answers"), (5.0, 10, "gradients")]
+    ("epsilon", "cap", "expected"), [(0.5, 2, "labeldp_pro"), (5.0, 2, "forward"), (5.0, 10, "labeldp_pro")]
 )
 def test_users_follow_the_papers_table(epsilon, cap, expected):
     found = choose(10**6, 2, epsilon, 1e-7, modality="table", rows_per_user=cap)
-    assert found.recipe == f"user_level.train_on_{expected}"
+    assert found.recipe == expected
     assert "all labels of one user" in found.price
-    if expected == "gradients":
-        assert choose(10**6, 2, epsilon, 0.0, modality="table", rows_per_user=cap).recipe.endswith("answers")
+    if expected == "labeldp_pro":
+        assert choose(10**6, 2, epsilon, 0.0, modality="table", rows_per_user=cap).recipe == "forward"
 
 
 def test_one_row_per_user_is_one_label():
@@ -274,7 +273,7 @@ def test_choosing_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-CALLS = [recipe.call for recipe in RECIPES] + [
+CALLS = [recipe.call() for recipe in RANKED] + [
     choose(1000, None, 1.0).call, *(choose(1000, 2, e, rows_per_user=2).call for e in (0.1, 9.0)),
 ]  # fmt: skip
 
@@ -304,7 +303,7 @@ def test_at_a_measured_point_the_measurement_is_what_is_predicted():
         modality, rows, classes, features = choices.CASES[mean.dataset]
         case = Case(rows, classes, features, modality, mean.delta)
         (reference,) = [r for r in measured.references(case, mean.device) if r.dataset == mean.dataset]
-        recipe = BY_NAME[mean.recipe]
+        recipe = BY_KEY[mean.recipe]
         where = measured.labels_per_class(recipe, case, mean.epsilon)
         odds, known = measured.along(reference.curve(recipe), where)
         assert known
@@ -466,30 +465,3 @@ def test_papers_noise_is_put_where_it_belongs(noise, claimed):
     queries = calibrate.gradient_queries(noise, 293, 1024 / 60_000, "poisson")
     assert choices.true_epsilon("dp_sgd", claimed) == pytest.approx(accountant.epsilon(queries, 1e-5), rel=5e-3)
     assert choices.true_epsilon("dp_sgd", claimed) > claimed
-
-
-# --- the page -------------------------------------------------------------------------------------------------------
-
-PAGE = Path(__file__).parents[2] / "docs" / "choose.md"
-
-
-def blocks(language):
-    import re
-
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def test_the_pages_python_runs_and_prints_what_it_says(capsys):
-    names = {}
-    for block in blocks("python"):
-        exec(compile(block, str(PAGE), "exec"), names)
-    said = capsys.readouterr().out.splitlines()
-    promised = [part.split("# ")[1] for block in blocks("python") for part in block.splitlines() if "print(" in part]
-    assert said == promised
-
-
-@pytest.mark.parametrize("command", [c[2:] for b in blocks("console") for c in b.splitlines() if c.startswith("$ ")])
-def test_the_pages_commands_run(command):
-    arguments = command.split()[1:]
-    done = subprocess.run([sys.executable, "-m", "labeldp", *arguments], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -11,17 +11,9 @@ import pytest
 
 from labeldp.budgets.journal import Journal
 from labeldp.mechanisms.users import UserResponse, UserVault
+from tests.commands import in_a_process, labeldp
 
 SECRET = "very-secret-class"
-
-
-def labeldp(*arguments, cwd=None, check=None, **more):
-    command = [sys.executable, "-m", "labeldp", *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, **more)
-    if check is not None:
-        assert run.returncode == check, run.stderr
-    assert "Traceback" not in run.stderr
-    return run
 
 
 def as_json(*arguments):
@@ -133,12 +125,15 @@ def privatize(table, *more, out="out.parquet", classes=f"no,{SECRET}", check=Non
 
 
 def test_privatize_then_verify(table):
-    run, target = privatize(table, check=0)
+    """As a user does: the other tests run the commands in their own process."""
+    target = table.parent / "out.parquet"
+    given = ["--label", "y", "--classes", f"no,{SECRET}", "--epsilon", "1", "--out", target]
+    run = in_a_process("privatize", table, *given, check=0)
     assert "73.1%" in run.stdout
     assert "at most 2.72×" in run.stdout
     assert pq.read_table(target)["x"].to_pylist() == list(range(1000))
     for file in (target, f"{target}.certificate.json"):
-        assert "holds" in labeldp("verify", file, check=0).stdout
+        assert "holds" in in_a_process("verify", file, check=0).stdout
 
 
 def test_quiet_is_quiet_and_json_is_the_certificate(table):
@@ -285,11 +280,12 @@ def _charged(journal):
     return journal.exists() and journal.read_bytes().count(b"\n") >= 2
 
 
+@pytest.mark.slow
 def test_demo_trains_compares_and_verifies(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     # One thread, for its neighbours' sake.
-    run = labeldp("demo", "--out", tmp_path / "demo", check=0, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    run = in_a_process("demo", "--out", tmp_path / "demo", check=0, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert "at most 2.72×" in run.stdout
     assert "the certificate holds" in run.stdout
     ours, naive, without = (float(line.split()[-1]) for line in run.stdout.splitlines() if line[-5:-3] in ("0.", "1."))

@@ -352,7 +352,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGINT, signal.SIGKILL))]
+)
 def test_an_interrupted_run_leaves_no_folder_and_its_charge(place, how):
     told = ("--name", "t", "--label", "y", "--classes", CLASSES, "--store", "budgets.db")
     assert labeldp("budget", "create", "t.csv", *told, "--epsilon", 5, "--delta", 1e-4) == 0

@@ -1,22 +1,18 @@
 import json
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from labeldp.data.files import adult_path
+from tests.commands import labeldp
 
 SECRET = "very-secret-class"
 NUMBERS = ["--rows", "60000", "--classes", "10", "--epsilon", "0.1", "--features", "784"]
 
 
 def plan(*arguments, check=0):
-    command = [sys.executable, "-m", "labeldp", "plan", *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == check, run.stderr
-    assert "Traceback" not in run.stderr
+    run = labeldp("plan", *arguments, check=check)
     assert SECRET not in run.stdout + run.stderr
     return run
 
@@ -57,14 +53,14 @@ def test_options_reach_the_choice():
     assert as_json(*NUMBERS, "--device", "cuda", "--hours", "1")["notes"] == []
     assert as_json(*NUMBERS, "--delta", "0")["settings"]["delta"] == 0
     assert as_json("--rows", "100", "--regression", "--epsilon", "1")["recipe"] == "binned_regression"
-    assert as_json(*NUMBERS, "--rows-per-user", "3")["recipe"].startswith("user_level")
-    assert as_json(*NUMBERS, "--modality", "embeddings")["alike"] == ["cifar10 embeddings"]
+    assert as_json(*NUMBERS, "--rows-per-user", "3")["recipe"] == "labeldp_pro"
+    assert as_json(*NUMBERS, "--modality", "embeddings")["alike"] == ["cifar10 byol embeddings", "cifar10 embeddings"]
 
 
 def test_the_command_knows_what_the_function_knows():
     from labeldp.choosing.choice import DEVICES
-    from labeldp.choosing.recipes import MODALITIES
     from labeldp.cli import app
+    from labeldp.recipes.worth import MODALITIES
 
     options = {option.name: option.type for option in app.plan.params}
     assert tuple(options["modality"].choices) == MODALITIES

@@ -11,11 +11,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from labeldp.cli.train import NUMBER_METHODS
 from labeldp.core.certificate import read as read_certificate
-from labeldp.data.door import read_numbers
+from labeldp.data.door import LEVELS, _number_column, seal_column
 from labeldp.data.request import TableError
-from labeldp.estimator import regressor, spending
+from labeldp.estimator import spending
 from labeldp.results.card import promise
 from labeldp.results.training import load
 from labeldp.results.verify import verify_folder
@@ -168,17 +167,13 @@ def test_a_store_is_charged(place, tmp_path):
     from labeldp.mechanisms.values import Grid
 
     numbers = np.array([float(line[3]) for line in flats()])
-    codes = Grid(-1, 1, regressor.LEVELS).nearest(2 * numbers / 1200 - 1)
+    codes = Grid(-1, 1, LEVELS).nearest(2 * numbers / 1200 - 1)
     store = BudgetStore.open(tmp_path / "b.db")
-    store.create("flats", codes, regressor.LEVELS, Budget(5.0, 1e-4))
+    store.create("flats", codes, LEVELS, Budget(5.0, 1e-4))
     assert train(place / "t.csv", tmp_path / "model", "--store", tmp_path / "b.db", "--quiet") == 0
     assert [entry.note for entry in store.history("flats")] == ["train model"]
     assert train(place / "t.csv", tmp_path / "more", "--store", tmp_path / "b.db", "--quiet") == 2
     assert not (tmp_path / "more").exists()
-
-
-def test_methods_are_those_of_the_regressor():
-    assert NUMBER_METHODS == regressor._NAMES
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -193,9 +188,8 @@ def test_numbers_are_read_alike_from_every_kind_of_column(tmp_path):
     decimals = pa.array(truth).cast(pa.decimal128(12, 6))
     pq.write_table(pa.table({"x": [0] * 6, "y": decimals}), tmp_path / "decimals.parquet")
     for name in ("t.csv", "texts.parquet", "floats.parquet", "decimals.parquet"):
-        found = read_numbers(tmp_path / name, "y")
-        assert found.values == pytest.approx(truth)
-        assert repr(found) == "OwnNumbers()"
+        assert _number_column(tmp_path / name, "y", None) == pytest.approx(truth)
+        assert repr(seal_column(tmp_path / name, "y", bounds=(0, 9))).startswith("ValueVault(6 labels, Grid(")
 
 
 @pytest.mark.parametrize("odd", ["", "many", "nan", "inf", "1e999", "3,5", "0x10", "1_000", str(SECRET) + "x"])
@@ -204,7 +198,7 @@ def test_what_is_no_number_is_counted_and_not_quoted(tmp_path, odd):
     with pytest.raises(
         TableError, match=r"of the 3 labels in t\.csv, 1 are missing, infinite or not numbers"
     ) as caught:
-        read_numbers(tmp_path / "t.csv", "y")
+        seal_column(tmp_path / "t.csv", "y", bounds=(0, 9))
     assert not odd or f"{odd!r}" not in str(caught.value)
     assert str(SECRET) not in str(caught.value)
 
@@ -212,7 +206,7 @@ def test_what_is_no_number_is_counted_and_not_quoted(tmp_path, odd):
 def test_dates_are_no_numbers(tmp_path):
     pq.write_table(pa.table({"x": [1], "y": pa.array([5], pa.date32())}), tmp_path / "t.parquet")
     with pytest.raises(TableError, match="has type date32"):
-        read_numbers(tmp_path / "t.parquet", "y")
+        seal_column(tmp_path / "t.parquet", "y", bounds=(0, 9))
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

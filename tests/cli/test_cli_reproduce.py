@@ -15,6 +15,7 @@ import labeldp
 from experiments import adapters, records, tables
 from labeldp.cli import app
 from labeldp.data import synthetic
+from tests import commands
 
 ROOT = Path(tables.__file__).parents[1]
 TABLES = """
@@ -86,15 +87,6 @@ def labeldp_here(capsys):
     return call
 
 
-def elsewhere(*arguments, cwd=ROOT, **environment):
-    command = [sys.executable, "-m", "labeldp", *map(str, arguments)]
-    found = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, **environment}
-    )
-    assert "Traceback" not in found.stderr
-    return found
-
-
 def test_the_whole_way(folder, labeldp_here):
     code, said, told = labeldp_here("reproduce", TABLE, "--method", "lp-1st", "--method", "lp-2st")
     assert code == 0
@@ -160,6 +152,7 @@ def test_quick_lines_in_the_same_file_do_not_count(folder, labeldp_here, tmp_pat
     assert "QUICK" not in said
 
 
+@pytest.mark.slow
 def test_several_at_once(folder, labeldp_here):
     code, said, told = labeldp_here("reproduce", TABLE, "--method", "lp-1st", "--jobs", "2")
     assert code == 0
@@ -169,6 +162,7 @@ def test_several_at_once(folder, labeldp_here):
     assert len({(line["method"], line["epsilon"], line["seed"]) for line in lines}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "how"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_interrupted_it_keeps_what_is_done_and_goes_on(folder, jobs, how):
     out = folder / "results" / "tiny.jsonl"
@@ -220,15 +214,16 @@ def test_without_pytorch_it_says_what_to_install(tmp_path):
 
 
 def test_list_shows_the_tables():
-    found = elsewhere("reproduce", "--list")
+    found = commands.labeldp("reproduce", "--list", cwd=ROOT)
     assert found.returncode == 0
     assert [line.split()[0] for line in found.stdout.splitlines()] == list(tables.tables())
     assert {"ghazi2021-table1", "ghazi2021-table4"} <= set(tables.tables())
 
 
-def test_missing_data_is_the_loaders_sentence(tmp_path):
+def test_missing_data_is_the_loaders_sentence(tmp_path, monkeypatch):
     arguments = ("reproduce", "ghazi2021-table1", "--quick", "--device", "cpu", "--out", tmp_path / "out.jsonl")
-    found = elsewhere(*arguments, LABELDP_DATA=str(tmp_path))
+    monkeypatch.setenv("LABELDP_DATA", str(tmp_path))
+    found = commands.labeldp(*arguments, cwd=ROOT)
     assert found.returncode == 2
     assert "cifar10" in found.stderr
     assert "Download" in found.stderr
@@ -254,7 +249,7 @@ def test_missing_data_is_the_loaders_sentence(tmp_path):
     ],
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(arguments, what, tmp_path):
-    found = elsewhere("reproduce", *arguments, "--out", tmp_path / "out.jsonl")
+    found = commands.labeldp("reproduce", *arguments, "--out", tmp_path / "out.jsonl", cwd=ROOT)
     assert found.returncode == 2
     assert what in found.stderr
     assert found.stdout == ""
@@ -273,17 +268,17 @@ def test_a_damaged_result_file_is_named(folder, labeldp_here):
 def test_without_a_checkout_it_says_so(tmp_path):
     package = tmp_path / "site" / "labeldp"
     shutil.copytree(Path(labeldp.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    found = elsewhere("reproduce", "--list", cwd=package.parent)
+    found = commands.in_a_process("reproduce", "--list", cwd=package.parent)
     assert found.returncode == 2
     assert "not part of the installed package" in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
     # Standing in a checkout is as good as being part of it.
     shutil.copytree(ROOT / "experiments", package.parent / "experiments", ignore=shutil.ignore_patterns("__pycache__"))
-    assert elsewhere("reproduce", "--list", cwd=package.parent).returncode == 0
+    assert commands.in_a_process("reproduce", "--list", cwd=package.parent).returncode == 0
 
 
 def test_help_starts_without_pytorch():
-    assert "--quick" in elsewhere("reproduce", "--help").stdout
+    assert "--quick" in commands.labeldp("reproduce", "--help").stdout
     code = "import sys; from labeldp.cli import app; app._run(['reproduce', '--help']); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.splitlines()[-1] == "False"

@@ -16,10 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich import progress as rich_progress
 
-from labeldp.cli.train import METHODS, _spent
+from labeldp.cli.train import _spent
 from labeldp.core.certificate import read as read_certificate
-from labeldp.estimator import methods, spending
+from labeldp.estimator import spending
 from labeldp.estimator.progress import Progress
+from labeldp.recipes.catalogue import keys
 from labeldp.results.card import promise
 from labeldp.results.training import load
 from labeldp.results.verify import verify_folder
@@ -165,7 +166,10 @@ def test_no_label_is_in_the_folder_but_in_the_list_of_classes(place):
 
 
 def test_methods_are_those_of_the_estimators():
-    assert set(METHODS) == {"auto", *methods.METHODS}
+    from labeldp.cli.options import Method
+
+    assert set(Method().choices) == {"auto", *keys("classes"), *keys("numbers")}
+    assert Method().convert("lp-mst", None, None) == "lp_mst"
 
 
 def test_what_is_shown_as_spent_is_never_too_little():
@@ -174,7 +178,7 @@ def test_what_is_shown_as_spent_is_never_too_little():
 
 
 def test_a_terminal_shows_epsilon(place, tmp_path, capsys, monkeypatch):
-    from labeldp.recipes.rounds import split_budget
+    from labeldp.recipes.common import split_budget
     from labeldp.results.words import at_most
 
     monkeypatch.setenv("FORCE_COLOR", "1")

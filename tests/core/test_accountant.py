@@ -261,7 +261,7 @@ def test_gaussians_join_in_square() -> None:
 def test_names() -> None:
     assert accountant_name([Query(PureDP(1))], 0.0) == "sum of pure epsilons"
     assert accountant_name([Query(PureDP(1))], 1e-5) == "composed randomized responses"
-    assert accountant_name([Query(DiscreteGaussian(3.0, (1, 1)))], 1e-5) == "privacy profile of one look"
+    assert accountant_name([Query(DiscreteGaussian(3.0, (1, 1)))], 1e-5) == "privacy profile of one query"
     name = accountant_name([Query(PoissonGaussian(1, 1, 2, 0.1), 9)], 1e-5)
     assert name == "privacy loss distribution, connect-the-dots"
 

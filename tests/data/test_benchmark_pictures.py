@@ -180,7 +180,7 @@ def test_the_order_of_cinic10_says_nothing_about_the_labels(tmp_path):
 def test_a_broken_picture_does_not_give_its_class_away(tmp_path):
     put_cinic(tmp_path / "cinic10")
     (tmp_path / "cinic10" / "train" / "horse" / "cifar10-train-1.png").write_bytes(b"no picture")
-    with pytest.raises(CorruptDataError, match="1 of 20 images") as caught:
+    with pytest.raises(CorruptDataError, match="1 of 20 files") as caught:
         cinic10(tmp_path, official=tiny(facts.CINIC10, 20, 20))
     assert "horse" not in str(caught.value)
     assert caught.value.__context__ is None

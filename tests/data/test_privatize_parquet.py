@@ -564,7 +564,7 @@ def test_privatizing_imports_neither_pandas_nor_torch(tmp_path):
 CHILD = """
 import sys, time
 from labeldp.budgets.journal import Journal
-from labeldp.data import parquetfile
+from labeldp.data import parquet as parquetfile
 from labeldp.data.tables import TableError, privatize
 from pathlib import Path
 folder = Path(sys.argv[1])

@@ -35,6 +35,6 @@ def test_answers_and_their_likelihood_come_back(question, tmp_path):
 
 def test_no_pickle_is_ever_read(tmp_path):
     described = '{"law": {"mechanism": "bit-flip", "epsilon": 1.0, "num_classes": 2}, "note": {}}'
-    np.savez(tmp_path / "answers.npz", responses=np.array([object()]), description=np.array(described))
+    np.savez(tmp_path / "answers.npz", answers=np.array([object()]), description=np.array(described))
     with pytest.raises(ValueError):
         load_labels(tmp_path / "answers.npz")

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from labeldp import LabelVault, UserVault
 from labeldp.core.certificate import verify
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.estimator.methods import METHODS, is_pure, trains_net
+from labeldp.recipes.catalogue import BY_KEY, RECIPES
 from tests.estimator.helpers import CLASSES, columns, numbers
+from tests.marks import mostly_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::labeldp.estimator.RepeatedFitWarning")
 FRAMES = {
@@ -96,7 +98,8 @@ def test_images_are_read():
 # -- methods ----------------------------------------------------------------------------------------------------------
 
 QUICK = {"epochs": 3}
-FIT_SETTINGS = {name: QUICK for name in METHODS if trains_net(name)}
+METHODS = [recipe.key for recipe in RECIPES if recipe.classes and not recipe.needs_images]
+FIT_SETTINGS = {key: QUICK for key in METHODS if BY_KEY[key].network == "any"}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -107,16 +110,59 @@ def test_every_method_fits_within_its_budget(method):
     assert model.method_ == method
     assert model.choice_ is None
     assert model.certificate_.epsilon <= 4.0
-    assert model.certificate_.delta == (0.0 if is_pure(method) else 1e-5)
+    assert model.certificate_.delta == (0.0 if BY_KEY[method].pure else 1e-5)
     assert verify(model.certificate_) == ()
     assert model.predict_proba(x).shape == (400, 2)
 
 
-@pytest.mark.parametrize("method", ["one_shot", "one_shot+linear", "one_shot+student", "forward", "lp_mst"])
+@pytest.mark.parametrize(
+    "method", mostly_slow(["one_shot", "forward", "one_shot+linear", "one_shot+student", "lp_mst"], quick=2)
+)
 def test_methods_learn(method):
     x, y = numbers(2000)
     model = LabelDPClassifier(8.0, 1e-5, method, classes=CLASSES, random_state=0).fit(x, y)
     assert accuracy(model, *numbers(2000, seed=1)) > 0.85
+
+
+IMAGES = [recipe.key for recipe in RECIPES if recipe.needs_images]
+
+
+@pytest.mark.parametrize("method", IMAGES)
+def test_methods_on_images_refuse_a_table_before_anything_is_spent(method):
+    x, y = numbers(200)
+    vault = LabelVault((y == CLASSES[1]).astype(int), 2)
+    with pytest.raises(ValueError, match="learns from changed copies of images"):
+        LabelDPClassifier(4.0, 1e-5, method, classes=CLASSES).fit(x, vault)
+    assert vault.certificate().epsilon == 0.0
+
+
+@pytest.mark.parametrize("method", [*IMAGES, "pate_fm"])
+def test_methods_on_images_fit_within_their_budget(method):
+    chance = np.random.default_rng(0)
+    y = chance.integers(0, 2, 200)
+    x = (chance.random((200, 1, 8, 8)) * (0.5 + 0.5 * y[:, None, None, None])).astype(np.float32)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    settings = {"epochs": 1, "batch_size": 16}
+    model = LabelDPClassifier(4.0, 1e-5, method, classes=[0, 1], model=net, settings=settings, random_state=0).fit(x, y)
+    assert 3.9 < model.certificate_.epsilon <= 4.0
+    assert model.predict_proba(x).shape == (200, 2)
+
+
+@pytest.mark.parametrize("method", [recipe.key for recipe in RECIPES if recipe.users and recipe.classes])
+def test_methods_for_users_protect_all_labels_of_one(method):
+    x, y = numbers(300)
+    vault = UserVault((y == CLASSES[1]).astype(int), np.arange(300) // 3, 2)
+    model = LabelDPClassifier(4.0, 1e-5, method, classes=CLASSES, settings=QUICK, random_state=0).fit(x, vault)
+    assert 3.9 < model.certificate_.epsilon <= 4.0
+    assert "user" in model.certificate_.to_json()["claim"]["protects"]
+
+
+def test_other_methods_refuse_users_before_anything_is_spent():
+    x, y = numbers(300)
+    vault = UserVault((y == CLASSES[1]).astype(int), np.arange(300) // 3, 2)
+    with pytest.raises(ValueError, match="protects one label at a time"):
+        LabelDPClassifier(4.0, 1e-5, "lp_mst", classes=CLASSES).fit(x, vault)
+    assert vault.certificate().epsilon == 0.0
 
 
 def test_a_students_settings_are_refused_before_the_look_is_paid_for():
@@ -125,7 +171,7 @@ def test_a_students_settings_are_refused_before_the_look_is_paid_for():
     settings = {"settings": {"ridge": 0.0}, "report": told.append}
     with pytest.raises(ValueError, match="ridge=0"):
         LabelDPClassifier(1.0, 1e-6, "one_shot+linear", classes=CLASSES, **settings).fit(x, y)
-    assert not [one for one in told if one.phase == "look"]
+    assert not [one for one in told if one.phase == "query"]
 
 
 def test_auto_says_why():
@@ -183,7 +229,7 @@ def test_progress_is_told():
     LabelDPClassifier(4.0, classes=CLASSES, method="one_shot", report=told.append).fit(x, y)
     phases = [one.phase for one in told]
     assert phases[:2] == ["features", "choice"]
-    assert {"rehearsal", "look", "head"} <= set(phases)
+    assert {"tuning", "query", "head"} <= set(phases)
     assert phases[-1] == "done"
     assert 3.9 < told[-1].epsilon <= 4.0
     told.clear()

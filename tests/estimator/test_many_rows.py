@@ -8,7 +8,7 @@ import pytest
 
 from labeldp.estimator import base, classifier, inputs
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.recipes import one_shot_coded
+from labeldp.recipes import one_shot
 from tests.estimator.helpers import CLASSES
 from tests.estimator.helpers import columns as made
 
@@ -21,7 +21,7 @@ def small(monkeypatch):
     monkeypatch.setattr(base, "_FEW_ROWS", 1000)
     monkeypatch.setattr(base, "ROWS_AT_ONCE", 700)
     monkeypatch.setattr(classifier, "ROWS_AT_ONCE", 700)
-    for module in (base, one_shot_coded):
+    for module in (base, one_shot):
         monkeypatch.setattr(module, "MOST_CELLS", 100_000)
 
 
@@ -65,7 +65,7 @@ def test_other_methods_still_have_all_features(small, method):
 
 
 def test_what_fits_is_not_sampled(small, monkeypatch):
-    for module in (base, one_shot_coded):
+    for module in (base, one_shot):
         monkeypatch.setattr(module, "MOST_CELLS", 1 << 28)
     data, y = made(3000)
     told = []

@@ -7,14 +7,16 @@ import pytest
 
 from labeldp.core.events import Gaussian
 from labeldp.core.vault import LabelVault
-from labeldp.data.door import OwnLabels, Rows, Source
+from labeldp.data.columns import Column
+from labeldp.data.door import PrivateData
 from labeldp.estimator import spending
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.estimator.methods import METHODS
 from labeldp.estimator.progress import Progress, Recorder, Teller
 from labeldp.estimator.regressor import LabelDPRegressor
 from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.recipes.catalogue import RECIPES
 from labeldp.results.training import metrics_of, trained
+from tests.marks import mostly_slow
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -32,14 +34,20 @@ def fitted(method, labels=Y):
     return told, model.certificate_
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+# One of each kind: a moment, responses, gradients, rounds.
+KINDS = ("one_shot", "rr", "dp_sgd", "rounds")
+# Those of one pass report nothing between.
+METHODS = [recipe.key for recipe in RECIPES if recipe.classes and recipe.loop == "fit" and recipe.network != "linear"]
+
+
+@pytest.mark.parametrize("method", mostly_slow(sorted(METHODS, key=lambda name: name not in KINDS), quick=len(KINDS)))
 def test_every_method_says_what_it_has_spent(method):
     told, certificate = fitted(method)
     spent = [one.epsilon for one in told if one.epsilon is not None]
     assert spent == sorted(spent)
     assert spent[-1] == certificate.epsilon
     # It is said before the end, too, and not only at the end.
-    during = [one.epsilon for one in told if one.phase in ("look", "head", "training")]
+    during = [one.epsilon for one in told if one.phase in ("query", "head", "training")]
     assert during
     assert None not in during
     assert during[-1] == pytest.approx(certificate.epsilon, rel=1e-3)
@@ -79,7 +87,7 @@ def test_epsilon_is_reckoned_when_the_ledger_changes_and_at_no_delta_where_none_
     assert [one.epsilon for one in told] == [None, 0.0, 1.0, 1.0, 1.0]
     assert [one.queries for one in told] == [None, 0, 1, 1, 1]
     assert len(asked) == 2
-    vault._charge(Gaussian(4.0, 1.0), 1, None)
+    vault._charge([(Gaussian(4.0, 1.0), 1, None)])
     tell.say("training", "")
     assert told[-1].queries == 2
     assert math.isfinite(told[-1].epsilon)
@@ -116,12 +124,12 @@ def test_steps_and_looks_are_curves_of_epsilon():
     recorder = Recorder()
     for queries, spent in ((0, 0.0), (1, 0.7), (1, 0.7), (2, 1.0)):
         recorder(Progress("training", "", 0.0, queries=queries, epsilon=spent))
-    assert recorder.curves() == [{"name": "ε spent", "x_name": "look", "x": [0, 1, 2], "y": [0.0, 0.7, 1.0]}]
+    assert recorder.curves() == [{"name": "ε spent", "x_name": "query", "x": [0, 1, 2], "y": [0.0, 0.7, 1.0]}]
 
 
 def test_one_look_and_one_point_are_no_curve():
     recorder = Recorder()
-    recorder(Progress("look", "", 0.0, queries=1, epsilon=1.0))
+    recorder(Progress("query", "", 0.0, queries=1, epsilon=1.0))
     recorder(Progress("training", "", 0.0, epoch=1, loss=0.5))
     assert recorder.curves() == []
 
@@ -139,6 +147,7 @@ def test_curves_are_a_function_of_what_was_released(monkeypatch):
     found = []
     for labels in (Y, 1 - Y):
         recorder = Recorder()
+        spending.MEMORY.forget()
         LabelDPClassifier(1.0, 0.0, "rr", classes=[0, 1], random_state=0, report=recorder).fit(X, labels)
         found.append(recorder.curves())
     assert found[0] == found[1]
@@ -153,13 +162,11 @@ def test_curves_are_a_function_of_what_was_released(monkeypatch):
 def test_train_puts_curves_into_the_metrics(method, names):
     from pyarrow import table
 
-    from labeldp.data.door import Column
-
     columns = tuple(Column(name, "number") for name in "abc")
-    rows = Rows(table(dict(zip("abc", X.T, strict=True))), OwnLabels(Y, 2))
-    source = Source("t.csv", "y", ("no", "yes"), rows, None, columns)
-    model = trained(source, 2.0, delta=1e-6, method=method)
-    curves = metrics_of(source, model).get("curves", [])
+    features = table(dict(zip("abc", X.T, strict=True)))
+    data = PrivateData("t.csv", "y", features, LabelVault(Y, 2), ("no", "yes"), columns=columns)
+    model = trained(data, 2.0, delta=1e-6, method=method)
+    curves = metrics_of(data, model).get("curves", [])
     assert [curve["name"] for curve in curves] == names
     for curve in curves:
         assert len(curve["x"]) == len(curve["y"]) > 1

@@ -7,11 +7,12 @@ from torch import nn
 from labeldp.budgets.store import BudgetStore
 from labeldp.core.certificate import verify
 from labeldp.core.ledger import Budget, BudgetExceededError
-from labeldp.estimator.regressor import LabelDPRegressor, TwoSided, folded
+from labeldp.estimator.regressor import LabelDPRegressor
 from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.mechanisms.moments import Moments
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.values import Grid, seal_values
+from labeldp.recipes.regression import TwoSided, folded
 
 pytestmark = pytest.mark.filterwarnings("ignore::labeldp.estimator.RepeatedFitWarning")
 
@@ -79,7 +80,7 @@ def test_a_store_is_charged(tmp_path):
         ({"bounds": (1, 0)}, "low < high"),
         ({"bounds": 3}, "not a range"),
         ({"bounds": (0, float("inf"))}, "finite"),
-        ({"method": "rr"}, "give one of auto, one_shot, binned_regression"),
+        ({"method": "rr"}, "one of one_shot, binned_regression"),
         ({"epsilon": -1}, "epsilon=-1"),
     ],
 )

@@ -41,6 +41,7 @@ def test_the_choice_may_be_what_costs_most():
     assert found.certificate.epsilon == pytest.approx(3.0, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::labeldp.estimator.RepeatedFitWarning")
 def test_candidates_that_are_alike_are_chosen_by_chance():
     x, y = numbers(100)

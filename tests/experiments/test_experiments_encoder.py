@@ -75,3 +75,14 @@ def test_byol_is_trained_by_the_same_command(trained: Any) -> None:
     record = json.loads(trained("--method", "byol").with_suffix(".json").read_text())
     assert record["settings"]["method"] == "byol"
     assert all(torch.isfinite(torch.tensor(entry["loss"])) for entry in record["log"])
+
+
+def test_byol_as_published(trained: Any) -> None:
+    given = ("--optimizer", "lars", "--rate", "0.5", "--asymmetric", "--hidden", "32", "--outputs", "16")
+    record = json.loads(trained("--method", "byol", *given).with_suffix(".json").read_text())
+    assert {name: record["settings"][name] for name in ("optimizer", "asymmetric", "hidden", "outputs")} == {
+        "optimizer": "lars", "asymmetric": True, "hidden": 32, "outputs": 16,
+    }  # fmt: skip
+    assert "decay" not in record["settings"]
+    with pytest.raises(SystemExit):
+        trained("--method", "simclr", "--hidden", "32")

@@ -13,14 +13,16 @@ from labeldp.data import synthetic
 from labeldp.features.encoders import Encoder, save_encoder
 from labeldp.learning.teachers import one_shot_teachers
 from labeldp.models.zoo import resnet18_v2
-from labeldp.recipes.pate_fm import Ballot
+from labeldp.recipes.pate import Ballot
 
 TRUTH = np.repeat(np.arange(4), 500)
 FEATURES = torch.eye(4).repeat_interleave(500, dim=0)
 
 
 def voted(features=FEATURES, epsilon=8.0, **settings):
-    ballot = functools.partial(Ballot, **{"teachers": 200, "queries": 60, "answers": 30, "threshold": 0.5, **settings})
+    ballot = functools.partial(
+        Ballot, **{"teachers": 200, "queries": 60, "responses": 30, "threshold": 0.5, **settings}
+    )
     teachers = functools.partial(one_shot_teachers, features, num_classes=4)
     return private_labels.votes(features, TRUTH, 4, teachers, lambda seed: ballot(seed=seed), 1e-5)(epsilon, 1)
 
@@ -70,6 +72,7 @@ def test_the_surest_of_a_head():
     assert 0.5 < line["all rows right"] < 0.75
 
 
+@pytest.mark.slow
 def test_posteriors_under_a_head_are_honest_and_a_learners_own_are_not():
     """Features that are mostly noise, few enough to be learnt by heart: three hundred epochs end in false certainty.
 
@@ -84,6 +87,7 @@ def test_posteriors_under_a_head_are_honest_and_a_learners_own_are_not():
     assert line["own, epoch 300: expects"] - line["own, epoch 300: right"] > 0.2
 
 
+@pytest.mark.slow
 def test_both_scripts_print_their_tables(monkeypatch, capsys, tmp_path):
     """An encoder's outputs are computed once: the second script reads them."""
     encoder = tmp_path / "body.safetensors"

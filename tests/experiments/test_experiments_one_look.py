@@ -11,6 +11,7 @@ from experiments.settings import Run, runs
 from labeldp.data import synthetic
 from labeldp.features.encoders import Encoder, save_encoder
 from labeldp.models.zoo import resnet18_v2
+from tests.marks import mostly_slow
 
 SETTINGS = Path(adapters.__file__).parent / "one_look.toml"
 FIT = {
@@ -33,21 +34,24 @@ def _nothing_kept(monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {**HEAD, "recipe": "one_shot"},
-        {**HEAD, "recipe": "one_shot", "features": {"raw": True, "dims": 10}},
-        {**NETWORK, "recipe": "one_shot_student", "generations": 2, "confidence": 0.5},
-        {**HEAD, "recipe": "one_shot", "features": {"patches": 16, "dims": 20, "graph": 12}},
-        {**HEAD, **FIT, "epochs": 1, "recipe": "one_shot_linear_student", "surest": 0.8, "features": GRAPH},
-        {**HEAD, "recipe": "linear_student"},
-        {**HEAD, "recipe": "linear_student", "graph": 12},
-        {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [0.6, 0.4]},
-        {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [1.0], "learn": "likelihood"},
-        {**HEAD, **FIT, "epochs": 1, "delta": 0.0, "recipe": "linear_answers"},
-        {**HEAD, **FIT, "epochs": 1, "recipe": "linear_one_shot_prior", "share": 0.3, "shares": [1.0]},
-        {**NETWORK, "recipe": "rounds", "shares": [0.5, 0.5]},
-        {**NETWORK, "recipe": "ssl_prior", "clusters": 12, "delta": 0.0, "part": "fitted"},
-    ],
+    mostly_slow(
+        [
+            {**HEAD, "recipe": "one_shot"},
+            {**HEAD, "recipe": "one_shot", "features": {"raw": True, "dims": 10}},
+            {**NETWORK, "recipe": "one_shot_student", "generations": 2, "confidence": 0.5},
+            {**HEAD, "recipe": "one_shot", "features": {"patches": 16, "dims": 20, "graph": 12}},
+            {**HEAD, **FIT, "epochs": 1, "recipe": "one_shot_linear_student", "surest": 0.8, "features": GRAPH},
+            {**HEAD, "recipe": "linear_student"},
+            {**HEAD, "recipe": "linear_student", "graph": 12},
+            {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [0.6, 0.4]},
+            {**NETWORK, "recipe": "one_shot_prior", "share": 0.3, "shares": [1.0], "learn": "likelihood"},
+            {**HEAD, **FIT, "epochs": 1, "delta": 0.0, "recipe": "linear_answers"},
+            {**HEAD, **FIT, "epochs": 1, "recipe": "linear_one_shot_prior", "share": 0.3, "shares": [1.0]},
+            {**NETWORK, "recipe": "rounds", "shares": [0.5, 0.5]},
+            {**NETWORK, "recipe": "ssl_prior", "clusters": 12, "delta": 0.0, "part": "fitted"},
+        ],
+        quick=4,
+    ),
     ids=lambda settings: settings["recipe"],
 )
 def test_every_family_leaves_a_certified_line(settings):
@@ -63,6 +67,7 @@ def test_one_look_learns_from_pixels():
     assert line["value"] > 50
 
 
+@pytest.mark.slow
 def test_features_and_stage_are_made_once_per_seed(monkeypatch):
     made, fit = [], public_features.extractor
 
@@ -98,6 +103,7 @@ def test_an_encoder_from_a_file(tmp_path, monkeypatch):
         public_features.extractor({"encoder": "other.safetensors"}, 1, seed=0)
 
 
+@pytest.mark.slow
 def test_an_encoder_over_crops(tmp_path, monkeypatch):
     """Nine crops and their mirrors: features other than the encoder's own, and a mirror has the same."""
     monkeypatch.setattr(public_features, "_ROOT", tmp_path)

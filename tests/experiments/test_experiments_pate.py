@@ -8,7 +8,8 @@ import torch
 from experiments import adapters, public_features, records, run
 from experiments.settings import Run, runs
 from labeldp.data import synthetic
-from labeldp.recipes import ldp_ssl, pate_fm
+from labeldp.recipes import pate, per_row
+from tests.marks import mostly_slow
 
 SETTINGS = Path(adapters.__file__).parent / "pate.toml"
 COMMON = {
@@ -25,7 +26,7 @@ def _nothing_kept(monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [
+    mostly_slow([
         {**COMMON, "recipe": "pate_fm", "epochs": 1, "ratio": 2, "heads": "ridge", "at_once": 20},
         {
             **COMMON, "recipe": "pate_aug_descent", "epochs": 2, "warmup": 1, "switch": 1,
@@ -33,7 +34,7 @@ def _nothing_kept(monkeypatch):
         },
         {**COMMON, "recipe": "pate_ldp_ssl", "epochs": 1, "ratio": 2, "student": {"epochs": 2}},
         {**COMMON, "recipe": "pate_denoise_ssl", "epochs": 1, "ratio": 2, "clusters": 5, "student": {"epochs": 2}},
-    ],
+    ], quick=1),
     ids=lambda settings: settings["recipe"],
 )  # fmt: skip
 def test_every_family_leaves_a_certified_line(settings):
@@ -63,8 +64,8 @@ def test_labels_of_the_student_are_learnt_from(recipe, monkeypatch):
         seen.append(private)
         return model
 
-    monkeypatch.setattr(pate_fm, "relabel", lambda student, inputs: said)
-    monkeypatch.setattr(ldp_ssl, "learn", learn)
+    monkeypatch.setattr(pate, "relabel", lambda student, inputs: said)
+    monkeypatch.setattr(per_row, "learn", learn)
     more = {"clusters": 5} if recipe == "pate_denoise_ssl" else {}
     settings = {**COMMON, "recipe": recipe, "epochs": 1, "ratio": 2, "student": {"epochs": 1}, **more}
     adapters.train(Run("tiny", "pate", 20.0, 1, settings), images, run.fresh_vault(sealed), None)

@@ -11,6 +11,7 @@ import torch
 from experiments import adapters, kept_labels, kept_studies, public_features, records, run, semi
 from experiments.settings import Run, runs
 from labeldp.data import synthetic
+from tests.marks import mostly_slow
 
 SETTINGS = Path(adapters.__file__).parent / "semisupervised.toml"
 COMMON = {
@@ -41,23 +42,39 @@ def _nothing_kept(monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {**MATCH, "recipe": "ldp_ssl"},
-        {**MATCH, "recipe": "ldp_ssl", "objective": "likelihood", "aligned": True, "threshold": 0.5},
-        {**MATCH, "recipe": "denoise_ssl", "features": HEAD["features"], "clusters": 12},
-        {**MATCH, **HEAD, "recipe": "denoise_ssl", "share": 0.3},
-        {**REFINE, "recipe": "aug_descent", "known_noise": True, "history": 2},
-        {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5},
-        {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5, "student": {"epochs": 1}, "mirrored": True},
-        {**COMMON, **HEAD, **STUDIED},
-        {**COMMON, **HEAD, **STUDIED_AFTER, "mirrored": True},
-        {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
-        {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
-        {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
-        {**MATCH, "recipe": "ldp_ssl", "probe": True},
-        {**CLUSTERS, "clusters": 12},
-        {**TEACHER, **HEAD, "recipe": "one_shot_answers", "share": 0.5, "learn": ["posterior_of_model", "likelihood"]},
-    ],
+    mostly_slow(
+        [
+            {**MATCH, "recipe": "ldp_ssl"},
+            {**MATCH, "recipe": "ldp_ssl", "objective": "likelihood", "aligned": True, "threshold": 0.5},
+            {**MATCH, "recipe": "denoise_ssl", "features": HEAD["features"], "clusters": 12},
+            {**MATCH, **HEAD, "recipe": "denoise_ssl", "share": 0.3},
+            {**REFINE, "recipe": "aug_descent", "known_noise": True, "history": 2},
+            {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5},
+            {
+                **MATCH,
+                **HEAD,
+                "recipe": "one_shot_fixmatch",
+                "per_class": 5,
+                "student": {"epochs": 1},
+                "mirrored": True,
+            },
+            {**COMMON, **HEAD, **STUDIED},
+            {**COMMON, **HEAD, **STUDIED_AFTER, "mirrored": True},
+            {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
+            {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
+            {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
+            {**MATCH, "recipe": "ldp_ssl", "probe": True},
+            {**CLUSTERS, "clusters": 12},
+            {
+                **TEACHER,
+                **HEAD,
+                "recipe": "one_shot_answers",
+                "share": 0.5,
+                "learn": ["posterior_of_model", "likelihood"],
+            },
+        ],
+        quick=2,
+    ),
     ids=lambda settings: settings["recipe"],
 )
 def test_every_family_leaves_a_certified_line(settings):
@@ -112,6 +129,7 @@ def studied(epsilon, kept, monkeypatch, **changes):
     return line, len(trained)
 
 
+@pytest.mark.slow
 def test_runs_share_a_study_and_each_is_certified_whole(tmp_path, monkeypatch):
     """One look and one network for three budgets; the look is in every certificate, the network trained once."""
     lines, trained = zip(*(studied(epsilon, tmp_path, monkeypatch) for epsilon in (0.5, 2.0, 8.0)), strict=True)
@@ -125,6 +143,7 @@ def test_runs_share_a_study_and_each_is_certified_whole(tmp_path, monkeypatch):
 
 
 # The third is the student's, too, as it has no rate of its own.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [{"first": 0.4}, {"study": {**STUDIED["study"], "per_class": 4}}, {"learning_rate": 0.02}, {"padding": 1}],
@@ -136,6 +155,7 @@ def test_another_study_is_not_shared(tmp_path, monkeypatch, change):
     assert not line["study"]["shared"]
 
 
+@pytest.mark.slow
 def test_a_study_of_another_commit_is_not_shared(tmp_path, monkeypatch):
     studied(0.5, tmp_path, monkeypatch)
     monkeypatch.setattr(run, "commit", lambda: "another")

@@ -61,6 +61,7 @@ def test_the_last_eigenvector_counts_as_much_as_asked():
     assert (ratio.diff() <= 1e-6).all()
 
 
+@pytest.mark.slow
 def test_one_look_at_a_small_epsilon_sees_more():
     x, which = rings(6000)
     accuracies = {}

@@ -191,6 +191,7 @@ def test_a_linear_head_sees_what_it_cannot_see_in_pixels(clustered):
     assert probe(map_.features(x), y, map_.features(x_test), y_test) > 0.9
 
 
+@pytest.mark.slow
 def test_real_pictures():
     """Fashion-MNIST's open test images and labels: 4,000 to fit a head on, 1,000 to judge it by."""
     try:

@@ -15,7 +15,7 @@ from labeldp.features.clusters import (
     self_label,
     self_label_loss,
 )
-from labeldp.learning.train import adam
+from labeldp.learning.optimisers import adam
 
 
 def two_traits(n=600, seed=0):
@@ -160,3 +160,10 @@ def test_views_of_images_and_progress():
 def test_refusals_name_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_new_rows_are_assigned_as_old_ones():
+    points, _ = blobs()
+    found = scan(points, 4, epochs=3, restarts=1)
+    assert torch.equal(found.assign(points), found.members)
+    assert torch.equal(found.assign(points[:5].numpy()), found.members[:5])

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from labeldp.features.augment import compose, random_crop
+from labeldp.learning.train import Batch
 
 K, SIDE = 3, 8
 _STROKES = np.stack([np.eye(4), np.fliplr(np.eye(4)), np.tile([0.0, 1, 0, 1], (4, 1))])
@@ -69,8 +70,11 @@ def probed(model: nn.Module) -> tuple[nn.Module, list[bool]]:
     return Probed(), seen
 
 
-def loss_of(seen: dict[str, Any], batch: Tensor) -> Tensor:
-    """The loss of one batch, by what `minimise` was given: what it calls before, then the loss."""
-    generator = Generator().manual_seed(5)
-    seen["before"](0, batch, generator)
-    return seen["loss"](batch, generator)
+def one_batch(rows: Tensor, step: int = 0, steps: int = 1) -> Batch:
+    """A batch that is all of its epoch."""
+    return Batch(rows, rows, 0, step, steps, Generator().manual_seed(5))
+
+
+def loss_of(seen: dict[str, Any], rows: Tensor, **place: int) -> Tensor:
+    """The loss of one batch, by what `minimise` was given."""
+    return seen["loss"](one_batch(rows, **place))

@@ -8,7 +8,8 @@ from labeldp.learning import train as ahead
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.train import Ahead, PausedError, constant, fit, sgd
+from labeldp.learning.optimisers import constant, sgd
+from labeldp.learning.train import Ahead, Batch, PausedError, fit
 from tests.learning.semihelp import STRONG, WEAK, network, pictures, weights
 
 PLAIN = {"optimizer": sgd(0.01), "seed": 3}
@@ -37,6 +38,11 @@ def plainly(model, augment=WEAK, **settings):
 TRAININGS = {"fit": plainly, "fixmatch": by(fixmatch, ratio=2), "mean teacher": by(mean_teacher)}
 
 
+def numbered(number, order):
+    """One of the batches of two of an epoch."""
+    return Batch(order[2 * number : 2 * number + 2], order, number, number, len(order) // 2, Generator())
+
+
 def unchanged(images, generator):
     return images
 
@@ -51,15 +57,13 @@ def test_seven_batches_are_made_in_three_goes(three):
     made = Ahead(make, 2, torch.zeros(14, 5))
     for epoch in range(2):
         for batch in range(7):
-            made.ready(batch, order + epoch, Generator())
-            assert torch.equal(made.now, 10 * (order + epoch)[2 * batch : 2 * batch + 2])
+            assert torch.equal(made(numbered(batch, order + epoch)), 10 * (order + epoch)[2 * batch : 2 * batch + 2])
     assert asked == 2 * [6, 6, 2]
 
 
 def test_one_batch_at_a_time_on_a_cpu():
     made = Ahead(lambda rows, generator: rows.split(2), 2, torch.zeros(14, 5))
-    made.ready(3, torch.arange(8), Generator())
-    assert made.now.tolist() == [6, 7]
+    assert made(numbered(3, torch.arange(8))).tolist() == [6, 7]
 
 
 @pytest.mark.parametrize(("values", "asked"), [(59, [2, 2, 2]), (60, [4, 2]), (89, [4, 2]), (90, [6])])
@@ -69,15 +73,13 @@ def test_fewer_batches_where_rows_are_large(three, monkeypatch, values, asked):
     found = []
     made = Ahead(lambda rows, generator: found.append(len(rows)) or rows.split(2), 2, torch.zeros(6, 3, 5))
     for batch in range(3):
-        made.ready(batch, torch.arange(6), Generator())
-        assert made.now.tolist() == [2 * batch, 2 * batch + 1]
+        assert made(numbered(batch, torch.arange(6))).tolist() == [2 * batch, 2 * batch + 1]
     assert found == asked
 
 
 def test_no_gradients_are_kept(three):
     made = Ahead(lambda rows, generator: [torch.ones(1, requires_grad=True) * 2], 4, torch.zeros(14, 5))
-    made.ready(0, torch.arange(4), Generator())
-    assert not made.now.requires_grad
+    assert not made(numbered(0, torch.arange(4))).requires_grad
 
 
 def test_without_changes_the_model_is_the_same(monkeypatch):

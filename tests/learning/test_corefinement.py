@@ -13,7 +13,6 @@ from torch.nn.functional import log_softmax
 from labeldp.learning import dividemix
 from labeldp.learning.dividemix import (
     Pair,
-    TwoNetworks,
     another,
     by_mixture,
     by_response,
@@ -23,7 +22,8 @@ from labeldp.learning.dividemix import (
     sharpened,
 )
 from labeldp.learning.evidence import from_classes
-from labeldp.learning.train import PausedError, accuracy, adam, constant
+from labeldp.learning.optimisers import adam, constant
+from labeldp.learning.train import PausedError, accuracy
 from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, probed, weights
 
 SETTINGS = {
@@ -164,15 +164,19 @@ def test_few_labels_and_many_rows_without_one():
     assert accuracy(pair, *pictures(600, 1)) > 0.95
 
 
-def test_steps_are_counted(monkeypatch):
-    counts, real = [0, 0], TwoNetworks.step
+def test_steps_are_counted():
+    """Of either network alone: the other's parameters have no gradient then, and stay as they are."""
+    counts = [0, 0]
 
-    def counted(self, number, loss):
-        counts[number] += 1
-        real(self, number, loss)
+    class Counted(torch.optim.SGD):
+        def step(self, closure=None):
+            own = [parameter.grad is not None for parameter in self.param_groups[0]["params"]]
+            half = len(own) // 2
+            assert own in ([True] * half + [False] * half, [False] * half + [True] * half)
+            counts[0 if own[0] else 1] += 1
+            return super().step(closure)
 
-    monkeypatch.setattr(TwoNetworks, "step", counted)
-    run(epochs=3, steps=7)
+    run(epochs=3, steps=7, optimizer=lambda parameters: Counted(parameters, 0.01))
     assert counts == [21, 21]
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp.learning.descend import Kept, descend, rmsprop
-from labeldp.learning.train import adam, cosine, linear, sgd
+from labeldp.learning.descend import Kept, descend
+from labeldp.learning.optimisers import adam, cosine, linear, rmsprop, sgd
 
 
 def network():

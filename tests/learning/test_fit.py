@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from labeldp.features.augment import compose, cutout, random_crop, random_flip
-from labeldp.learning import train as schedules
+from labeldp.learning import optimisers as schedules
 from labeldp.learning.evidence import on_classes
-from labeldp.learning.train import accuracy, adam, fit, predict, sgd
+from labeldp.learning.optimisers import adam, sgd
+from labeldp.learning.train import accuracy, fit, predict
 
 
 def problem(n=400, seed=0):
@@ -145,8 +146,8 @@ def test_averaged_weights_lag_behind():
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ({"epochs": 0}, "epochs=0"),
-        ({"batch_size": 0}, "batch_size=0"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
         ({"rows": torch.empty(0, dtype=torch.long)}, "no rows"),
     ],
 )

@@ -9,8 +9,9 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from labeldp.learning import fixmatch as module
 from labeldp.learning.evidence import on_classes
-from labeldp.learning.fixmatch import consistency, fixmatch, seven_sixteenths, three_views, weights_sgd
-from labeldp.learning.train import Averaged, PausedError, accuracy, adam, constant, fit, sgd
+from labeldp.learning.fixmatch import consistency, fixmatch, three_views
+from labeldp.learning.optimisers import adam, constant, seven_sixteenths, sgd, weights_sgd
+from labeldp.learning.train import Averaged, PausedError, accuracy, fit
 from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
 
 SETTINGS = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "average": 0.9}
@@ -127,7 +128,7 @@ def test_unlabelled_rows_help():
 
 
 def test_guesses_are_held_to_the_prior():
-    network_ = Averaged(nn.Linear(1, 2), torch.tensor([0.5, 0.5]))
+    network_ = Averaged(nn.Linear(1, 2), 0.9, torch.tensor([0.5, 0.5]))
     skewed = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
     for _ in range(2000):
         held = network_.aligned(skewed)

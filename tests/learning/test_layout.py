@@ -9,7 +9,8 @@ from labeldp.learning.dividemix import co_refine
 from labeldp.learning.evidence import from_classes, on_classes
 from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
-from labeldp.learning.train import constant, fit, sgd
+from labeldp.learning.optimisers import constant, sgd
+from labeldp.learning.train import fit
 from tests.learning.semihelp import STRONG, WEAK, K, pictures, weights
 
 N = 96

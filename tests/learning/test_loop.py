@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp.learning.train import PausedError, adam, constant, linear, minimise, sgd
+from labeldp.learning.optimisers import adam, constant, linear, sgd
+from labeldp.learning.train import PausedError, minimise
 
 
 def settings(**changes):
@@ -10,7 +11,7 @@ def settings(**changes):
 
 
 def distance(network, points):
-    return lambda rows, generator: (points[rows] - network.weight).square().sum(dim=1).mean()
+    return lambda batch: (points[batch.rows] - network.weight).square().sum(dim=1).mean()
 
 
 class Point(nn.Module):
@@ -28,8 +29,8 @@ def test_it_finds_the_minimum():
 def test_every_row_once_an_epoch_but_for_the_last_part_of_a_batch():
     network, seen = Point(), []
 
-    def loss(rows, generator):
-        seen.append(rows)
+    def loss(batch):
+        seen.append(batch.rows)
         return network.weight.sum()
 
     minimise(network, loss, 10, **settings())
@@ -52,7 +53,7 @@ def test_schedule_and_after_see_the_share_done():
 
     steps = []
 
-    def loss(rows, generator):
+    def loss(batch):
         steps.append(network.weight.detach()[0].item())
         return network.weight.sum()
 
@@ -67,7 +68,7 @@ def test_schedule_and_after_see_the_share_done():
 def test_mixed_precision_is_for_gpus_unless_told(bf16, expected):
     network, seen = Point(), []
 
-    def loss(rows, generator):
+    def loss(batch):
         seen.append(torch.is_autocast_enabled("cpu"))
         return network.weight.sum()
 
@@ -83,7 +84,7 @@ def test_frozen_parameters_are_not_given_to_the_optimiser():
         given.extend(parameters)
         return sgd(0.1)(given)
 
-    minimise(network, lambda rows, generator: network[0].weight.sum(), 4, **settings(optimizer=optimizer))
+    minimise(network, lambda batch: network[0].weight.sum(), 4, **settings(optimizer=optimizer))
     assert len(given) == 1
     assert given[0] is network[0].weight
 

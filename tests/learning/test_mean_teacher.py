@@ -12,8 +12,9 @@ from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.learning import mean_teacher as module
 from labeldp.learning.evidence import Labels, evidence, forward_corrected, on_classes, posterior
-from labeldp.learning.mean_teacher import mean_teacher, told
-from labeldp.learning.train import PausedError, accuracy, adam, constant
+from labeldp.learning.mean_teacher import corrected, mean_teacher
+from labeldp.learning.optimisers import adam, constant
+from labeldp.learning.train import PausedError, accuracy
 from labeldp.mechanisms.responses import RandomizedResponse
 from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
 
@@ -41,19 +42,19 @@ def test_of_an_answer_it_is_the_posterior(epsilon, seed):
     noisy = LabelVault(labels.numpy(), K, rng=SecureRandom(seed)).release(RandomizedResponse(epsilon, K))
     beliefs, rows = some_beliefs(), torch.arange(7)
     expected = posterior(evidence(noisy), beliefs.log())
-    assert torch.allclose(told(beliefs, forward_corrected(noisy), rows), expected, atol=1e-5)
+    assert torch.allclose(corrected(beliefs, forward_corrected(noisy), rows), expected, atol=1e-5)
 
 
 def test_of_a_label_it_is_the_label():
     classes, beliefs, rows = torch.arange(7) % K, some_beliefs(), torch.arange(7)
-    assert torch.allclose(told(beliefs, on_classes(classes), rows), one_hot(classes, K).float(), atol=1e-6)
+    assert torch.allclose(corrected(beliefs, on_classes(classes), rows), one_hot(classes, K).float(), atol=1e-6)
     targets = some_beliefs(7).flip(0)
-    assert torch.allclose(told(beliefs, Labels(targets, torch.ones(7)).objective(), rows), targets, atol=1e-5)
+    assert torch.allclose(corrected(beliefs, Labels(targets, torch.ones(7)).objective(), rows), targets, atol=1e-5)
 
 
 def test_heavy_rows_stay_probabilities():
     heavy = Labels(one_hot(torch.arange(7) % K, K).float(), torch.tensor([0.1] * 6 + [5.0])).objective()
-    moved = told(some_beliefs(), heavy, torch.arange(7))
+    moved = corrected(some_beliefs(), heavy, torch.arange(7))
     assert (moved >= 0).all()
     assert torch.allclose(moved.sum(dim=1), torch.ones(7))
 
@@ -70,16 +71,15 @@ def captured(monkeypatch, **more):
 
 
 @pytest.mark.parametrize(
-    ("done", "ramp", "weight"), [(0.0, 0.4, math.exp(-5)), (0.2, 0.4, math.exp(-1.25)), (0.9, 0.4, 1), (0, 0, 1)]
+    ("step", "ramp", "weight"), [(0, 0.4, math.exp(-5)), (3, 0.4, math.exp(-1.25)), (10, 0.4, 1), (0, 0, 1)]
 )
-def test_one_step_is_the_formula(monkeypatch, done, ramp, weight):
+def test_one_step_is_the_formula(monkeypatch, step, ramp, weight):
     """Rows 20 … 29 have a label, 30 … 43 have none; the teacher is at rest and another network than the model."""
     images, labels = pictures(120)
     seen = captured(monkeypatch, model=network(), temperature=0.5, strength=0.8, ramp=ramp)
     seen["net"].slow.load_state_dict(network(4).state_dict())
-    seen["net"].done.fill_(done)
     batch = torch.arange(20, 44)
-    value = loss_of(seen, batch)
+    value = loss_of(seen, batch, step=step, steps=10)  # step 3 of 10 comes when 0.2 is done
     generator = torch.Generator().manual_seed(5)
     easy, difficult = WEAK(images[batch], generator), STRONG(images[batch], generator)
     beliefs = torch.softmax(network(4).eval()(easy), dim=1)
@@ -112,16 +112,6 @@ def test_no_gradient_reaches_the_teacher(monkeypatch):
     assert all(p.grad is not None for p in seen["net"].model.parameters())
 
 
-def test_the_ramp_follows_the_training():
-    """With a ramp over all of it, the last step's share is what the checkpoint would hold."""
-    network_ = module._Taught(network(), None)
-    assert network_.ramped(0.5).item() == pytest.approx(math.exp(-5))
-    network_.follow(0.9)(0.75)
-    assert network_.ramped(0.5).item() == 1
-    assert network_.ramped(1.0).item() == pytest.approx(math.exp(-5 / 16))
-    assert network_.state_dict()["done"].item() == 0.75
-
-
 def on_noisy_answers(epsilon, strength):
     images, labels = pictures(1000, noise=0.25)
     noisy = LabelVault(labels.numpy(), K, rng=SecureRandom(1)).release(RandomizedResponse(epsilon, K))
@@ -130,6 +120,7 @@ def on_noisy_answers(epsilon, strength):
     return (noisy.hard() == labels.numpy()).mean(), accuracy(model, *pictures(2000, 1, 0.25))
 
 
+@pytest.mark.slow
 def test_the_teacher_helps_where_most_answers_are_wrong():
     """ε = 0.5 among three classes: 45% of the answers are right. As many steps of their likelihood alone learn less."""
     (right, alone), (_, taught) = on_noisy_answers(0.5, 0.0), on_noisy_answers(0.5, 1.0)

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from labeldp.learning.projections import Projected, PublicGradients, hull, none, row_simplex, span
+from labeldp.learning.projections import Projected, hull, none, row_simplex, span
+from labeldp.mechanisms.gradients.public import PublicGradients
 from labeldp.mechanisms.gradients.sums import DiameterBound, NormBound
 from tests.learning.projectionhelp import (
     candidates,
@@ -169,7 +170,7 @@ def test_candidates_are_clipped_as_the_mechanism_does(memory):
         v, alpha = torch.randn(31).double(), torch.rand(6, 3).double()
         assert torch.allclose(public.correlate(v), expected @ v, rtol=1e-4, atol=1e-6)
         assert torch.allclose(public.combine(alpha), torch.einsum("ik,ikp->p", alpha, expected), rtol=1e-4, atol=1e-6)
-        assert torch.allclose(public.squared_norms, expected.square().sum(2).flatten(), rtol=1e-5)
+        assert torch.allclose(public.squared_norms(), expected.square().sum(2).flatten(), rtol=1e-5)
         basis = torch.randn(4, 31).double()
         assert torch.allclose(public.coordinates(basis), expected.flatten(0, 1) @ basis.T, rtol=1e-4, atol=1e-6)
 

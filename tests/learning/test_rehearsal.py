@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeldp.learning.heads import eigenbasis, hull_head, ridge, ridge_head, softmax_head
-from labeldp.learning.tuning import Plan, class_sums, gram_of, prepare, spectrum, tune, tuned
+from labeldp.features.extract import gram_of
+from labeldp.learning.heads import eigenbasis, ridge, ridge_head, softmax_head
+from labeldp.learning.tuning import Plan, class_sums, mock_release, prepare, spectrum, tune
 from tests.learning.test_moments import accuracy, rng
 
 
@@ -107,6 +108,7 @@ def test_the_same_seed_gives_the_same_choice_and_scores():
     assert first.plan == second.plan
 
 
+@pytest.mark.slow
 def test_less_noise_more_directions():
     features, _ = modes()
     ranks = [tune(features, 5, noise, heads=[ridge_head]).plan.rank for noise in (100.0, 20.0, 1.0)]
@@ -130,7 +132,7 @@ def real_accuracy(plan, found, features, labels, noise):
     basis = prepare(plan, found, features)
     rows = basis(features)
     axes, moment = eigenbasis(gram_of(rows)), class_sums(rows, labels, 5)
-    draws = [tuned(moment, noise, len(rows), seed) for seed in range(100, 104)]
+    draws = [mock_release(moment, noise, len(rows), seed) for seed in range(100, 104)]
     return np.mean([accuracy(rows, labels, ridge(noisy, axes, constant=basis.constant_column)) for noisy in draws])
 
 
@@ -172,6 +174,7 @@ def test_every_plan_is_reported():
     assert tuple(heard) == found.tried
 
 
+@pytest.mark.slow
 def test_noise_may_depend_on_the_directions():
     """Noise that grows with the number of directions makes it smaller."""
     features, _ = modes()
@@ -185,7 +188,7 @@ def test_few_rows_and_any_number_of_classes(classes):
     found = tune(features, classes, 1.0, plans=[Plan(3)], clusterings=1, draws=1)
     assert 0 <= found.tried[0].score <= 1
     rows = found.basis(features)
-    moment = tuned(class_sums(rows, torch.arange(200) % classes, classes), 1.0, 200, 0)
+    moment = mock_release(class_sums(rows, torch.arange(200) % classes, classes), 1.0, 200, 0)
     assert found.fit(moment, rows)(features).shape == (200, classes)
 
 
@@ -205,7 +208,7 @@ def test_refusals():
 
 def test_rehearsed_moments_have_the_noise_they_state():
     moment = torch.zeros(5, 40_000, dtype=torch.float64)
-    noisy = tuned(moment, 3.0, 10, seed=1)
+    noisy = mock_release(moment, 3.0, 10, seed=1)
     np.testing.assert_allclose(noisy.value.sum(axis=0), 0, atol=1e-9)
     assert noisy.value.std() == pytest.approx(noisy.entry_std, rel=0.01)
 
@@ -238,6 +241,6 @@ def test_one_look_at_fashion_mnist_from_pixels(epsilon, least):
 
 
 def test_all_heads_have_one_shape():
-    for head in (ridge_head, softmax_head, hull_head):
+    for head in (ridge_head, softmax_head):
         assert [*inspect.signature(head).parameters][:3] == ["noisy", "features", "gram"]
         assert "constant" in inspect.signature(head).parameters

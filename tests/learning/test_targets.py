@@ -80,7 +80,7 @@ def test_posterior_of_a_silent_row_is_its_prior():
 
 
 @pytest.mark.parametrize(
-    "law", [RandomizedResponse(2.0, K), BitFlip(2.0, K), LaplaceOneHot(2.0, K), PriorResponse(2.0, [5, 3, 1, 1])]
+    "channel", [RandomizedResponse(2.0, K), BitFlip(2.0, K), LaplaceOneHot(2.0, K), PriorResponse(2.0, [5, 3, 1, 1])]
 )
 def test_posterior_odds_move_by_at_most_epsilon(channel):
     vault = LabelVault([0, 1, 2, 3] * 50, K, rng=SecureRandom(seed=0))

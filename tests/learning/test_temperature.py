@@ -14,6 +14,7 @@ from torch import Generator
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.data.storage import load_moments, load_note, save_moments
+from labeldp.features.extract import gram_of
 from labeldp.learning.evidence import evidence
 from labeldp.learning.heads import (
     Scale,
@@ -26,7 +27,7 @@ from labeldp.learning.heads import (
     softened,
     split_noise,
 )
-from labeldp.learning.tuning import class_sums, compare_heads, gram_of, tuned
+from labeldp.learning.tuning import class_sums, compare_heads, mock_release
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.releases import NoisyMoments
 
@@ -44,6 +45,7 @@ def linear_problem(rows=20_000, width=8, classes=4, size=6.0, seed=0):
     return x, drawn_labels(x @ weight.T, seed), weight
 
 
+@pytest.mark.slow
 @given(st.floats(0.05, 50.0))
 def test_the_likeliest_scale_is_the_one_that_made_the_labels(true):
     """20,000 labels drawn from softmax(t·s), s of size 1/t: t within a tenth."""
@@ -99,7 +101,7 @@ def test_pooled_scales():
 def test_both_halves_of_the_noise_are_uncorrelated_and_as_large_as_stated(part):
     """40,000 noises: correlation below 0.03 is six deviations."""
     exact = torch.zeros(4, 10_000, dtype=torch.float64)
-    noisy = tuned(exact, 2.0, 10, seed=5)
+    noisy = mock_release(exact, 2.0, 10, seed=5)
     first, second = split_noise(noisy, part, seed=9)
     assert abs(np.corrcoef(first.value.ravel(), second.value.ravel())[0, 1]) < 0.03
     for half in (first, second):
@@ -111,7 +113,7 @@ def test_the_same_noise_twice_would_not_do():
     """Planted: judged by the moment it was fitted to, a head of pure noise looks informed; split, it does not."""
     x, _, _ = linear_problem()
     nothing = class_sums(x, torch.arange(len(x)) % 4, 4)
-    noisy = tuned(nothing, 60.0, len(x), seed=3)
+    noisy = mock_release(nothing, 60.0, len(x), seed=3)
     gram = gram_of(x)
 
     def least_squares(moments, rows, axes, *, constant=None):
@@ -131,7 +133,7 @@ def test_the_same_noise_twice_would_not_do():
 def test_the_honest_scale_is_near_that_of_the_labels(noise):
     """A prior that is off by half is put right by the moment; the more, the less noise."""
     x, labels, _ = linear_problem()
-    axes, noisy = eigenbasis(gram_of(x)), tuned(class_sums(x, labels, 4), noise, len(x), seed=3)
+    axes, noisy = eigenbasis(gram_of(x)), mock_release(class_sums(x, labels, 4), noise, len(x), seed=3)
     weight = ridge_head(noisy, x, axes).to(x)
     scores = x @ weight.T
     best = likeliest_scale(scores, scores.gather(1, labels[:, None]).sum(dtype=torch.float64))
@@ -142,7 +144,7 @@ def test_the_honest_scale_is_near_that_of_the_labels(noise):
 
 def test_where_noise_is_all_there_is_the_prior_stays():
     x, labels, _ = linear_problem(rows=2000)
-    axes, noisy = eigenbasis(gram_of(x)), tuned(class_sums(x, labels, 4), 1e5, len(x), seed=3)
+    axes, noisy = eigenbasis(gram_of(x)), mock_release(class_sums(x, labels, 4), 1e5, len(x), seed=3)
     assert honest_scale(ridge_head, noisy, x, axes, Scale(7.0, 0.2)) == pytest.approx(7.0, rel=0.5)
 
 
@@ -162,7 +164,7 @@ def test_drawn_labels_foretell_the_accuracy():
     """From the true logits: the share recovered is that of real labels, at the real noise, within two points."""
     x, labels, weight = linear_problem()
     (expected,) = compare_heads([ridge_head], 40.0, x, x @ weight.T)
-    noisy = tuned(class_sums(x, labels, 4), 40.0, len(x), seed=8)
+    noisy = mock_release(class_sums(x, labels, 4), 40.0, len(x), seed=8)
     head = ridge_head(noisy, x, gram_of(x)).to(x)
     fresh = drawn_labels(x @ weight.T, seed=77)
     assert expected == pytest.approx(float(((x @ head.T).argmax(dim=1) == fresh).double().mean()), abs=0.02)

@@ -81,6 +81,8 @@ ZOO = {
     "no bias": (partial(linear_head, 6, 4, bias=False), lambda rows: (numbers(rows, 6),)),
     "sequence": (Sequence, lambda rows: (codes(rows, 7, 7, 7, 7, 7),)),
 }
+# The largest network takes as long as all others together.
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "small_inception" else name for name in ZOO]
 
 
 def made(name, rows=5):
@@ -111,7 +113,7 @@ def close(found, expected, rtol=1e-9):
     torch.testing.assert_close(found / scale, expected / scale, atol=rtol, rtol=0)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_those_of_a_loop(name):
     model, columns, labels = made(name)
     expected = looped(model, cross_entropy, columns, labels)
@@ -119,7 +121,7 @@ def test_gradients_are_those_of_a_loop(name):
     close(gradients(model, cross_entropy, columns, labels, chunk=2), expected)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", NAMES)
 def test_clipped_sums_are_those_of_a_loop(name):
     model, columns, labels = made(name)
     expected = looped(model, cross_entropy, columns, labels)
@@ -129,20 +131,7 @@ def test_clipped_sums_are_those_of_a_loop(name):
     assert found.dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_group_sums_are_clipped_as_a_whole(name, monkeypatch):
-    model, columns, labels = made(name)
-    groups = torch.tensor([2, 0, 2, 0, 2])
-    single = looped(model, cross_entropy, columns, labels)
-    expected = torch.zeros(4, single.shape[1], dtype=torch.float64).index_add_(0, groups, single)
-    clip = expected[[0, 2]].norm(dim=1).mean().item()
-    ask = partial(clipped_sum, model, cross_entropy, columns, labels, clip=clip, groups=groups, num_groups=4)
-    close(ask(), clipped(expected[[0, 2]], clip), rtol=1e-3)
-    monkeypatch.setattr("labeldp.mechanisms.gradients.per_example._GROUP_BYTES", 1)
-    close(ask(chunk=2), clipped(expected[[0, 2]], clip), rtol=1e-3)
-
-
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", NAMES)
 def test_candidates_have_the_inner_products_of_a_loop(name):
     model, columns, labels = made(name, rows=3)
     expected = torch.stack([looped(model, cross_entropy, columns, labels * 0 + k) for k in range(3)], dim=1)
@@ -391,8 +380,6 @@ def test_no_rows(name):
     size = len(parameter_vector(model))
     assert gradients(model, cross_entropy, none, labels[:0]).shape == (0, size)
     assert clipped_sum(model, cross_entropy, none, labels[:0], clip=1.0).tolist() == [0.0] * size
-    groups = {"groups": labels[:0], "num_groups": 0}
-    assert clipped_sum(model, cross_entropy, none, labels[:0], clip=1.0, **groups).tolist() == [0.0] * size
 
 
 @given(chunk=st.integers(1, 9))
@@ -413,8 +400,6 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(make, bad):
     rest = clipped_sum(model, cross_entropy, values[good], labels[good], clip=0.5)
     assert torch.isfinite(rest).all()
     close(clipped_sum(model, cross_entropy, values, labels, clip=0.5), rest, rtol=1e-4)
-    groups = {"groups": torch.tensor([0, 1, 2, 3]), "num_groups": 4}
-    close(clipped_sum(model, cross_entropy, values, labels, clip=0.5, **groups), rest, rtol=1e-3)
 
 
 NETWORKS = {

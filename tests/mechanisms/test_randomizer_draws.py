@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from labeldp.core.random import SecureRandom, exp_rounded_down
+from labeldp.core.random import SecureRandom
+from labeldp.mechanisms.common import exp_rounded_down
 from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
 from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 from tests.mechanisms.frequencies import follows

@@ -211,7 +211,7 @@ def test_any_epsilon_classes_and_rows(epsilon, classes, n, data):
 
 
 @pytest.mark.parametrize(
-    "law", [RandomizedResponse(1.0, 1), BitFlip(1.0, 1), LaplaceOneHot(1.0, 1), PriorResponse(1.0, [1.0])]
+    "channel", [RandomizedResponse(1.0, 1), BitFlip(1.0, 1), LaplaceOneHot(1.0, 1), PriorResponse(1.0, [1.0])]
 )
 def test_one_class_says_nothing(channel):
     release = channel.sample(np.zeros(3, dtype=np.uint8), SecureRandom(1))
@@ -249,7 +249,7 @@ def test_epsilon_zero_answers_do_not_depend_on_the_label():
 
 @pytest.mark.parametrize(
     ("members", "words"),
-    [([1, 0], "type int"), (np.zeros((2, 0), bool), "shape"), ([[True], [False]], "no answer in 1 rows")],
+    [([1, 0], "type int"), (np.zeros((2, 0), bool), "shape"), ([[True], [False]], "no response in 1 rows")],
 )
 def test_bad_members(members, words):
     with pytest.raises(ValueError, match=words):

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
+from labeldp.budgets.calibrate import voting_for_budget
 from labeldp.core.certificate import parse
-from labeldp.core.events import TeacherVoting, voting_for_budget
+from labeldp.core.events import TeacherVoting
 from labeldp.core.ledger import Budget
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault, MechanismError
@@ -332,7 +333,7 @@ def test_a_vault_charges_the_whole_run_and_certifies_it():
     assert set(responses.tolist()) <= {-1, 0, 1, 2}
     certificate = vault.certificate()
     assert certificate.epsilon == pytest.approx(1.0, rel=1e-9)
-    assert parse(certificate.dumps()).groups[0].looks[0].event == event
+    assert parse(certificate.dumps()).groups[0].queries[0].event == event
 
 
 def test_errors_of_teachers_do_not_quote_labels():
@@ -387,7 +388,7 @@ def test_bad_settings():
     for name, value, said in [
         ("teachers", 0, "teachers is 0"),
         ("queries", 2**26, "queries is"),
-        ("answers", 11, "at most the 10 queries"),
+        ("responses", 11, "at most the 10 queries"),
         ("noise", 0.0, "noise_std"),
         ("noise", 1e-3, "give noise for"),
         ("noise", 1e30, "noise_std is"),

@@ -15,8 +15,9 @@ from labeldp.core import accountant
 from labeldp.core.certificate import verify
 from labeldp.core.events import PureDP, Query
 from labeldp.core.ledger import Budget
-from labeldp.core.random import SecureRandom, exp_digits, response_thresholds
+from labeldp.core.random import SecureRandom, exp_digits
 from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.common import response_thresholds
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import RowResponse, UserResponse, Users, UserVault, cap_rows, label_epsilon
 from labeldp.releases import NoisyLabels

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labeldp.budgets.counter import CounterError, QueryCounter
-from labeldp.budgets.journal import Journal, JournalStore
+from labeldp.budgets.journal import Journal
 from labeldp.core.certificate import parse, verify
 from labeldp.core.events import DiscreteGaussian, Gaussian, NonPrivate, PoissonGaussian, PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError
@@ -19,6 +19,7 @@ from labeldp.core.random import SecureRandom
 from labeldp.core.vault import MechanismError
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import Charge, UserResponse, Users, UserVault, cap_rows, group_charges
+from tests.budgets.journalstore import JournalStore
 
 LABELS = [0, 1, 2, 2, 1, 0, 0, 2]
 OWNERS = ["ann", "bob", "ann", "cyd", "ann", "bob", "dan", "ann"]

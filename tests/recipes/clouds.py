@@ -8,7 +8,7 @@ from torch import nn
 
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.learning.train import sgd
+from labeldp.learning.optimisers import sgd
 from labeldp.recipes.labeldp_pro import train
 
 K, DELTA = 3, 1e-5

@@ -18,12 +18,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from labeldp.budgets.journal import Journal, JournalStore
+from labeldp.budgets.journal import Journal
 from labeldp.core.ledger import Budget
 from labeldp.core.vault import LabelVault
-from labeldp.learning.train import predict, sgd
+from labeldp.learning.optimisers import sgd
+from labeldp.learning.train import predict
 from labeldp.mechanisms.gradients.sums import GradientSum
 from labeldp.recipes import labeldp_pro
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.budgets.journalstore import JournalStore
 
 BUDGET = Budget(3.0, 1e-5)
 # Calls that write, and after how many of them a process may die; checkpoints are rare.

@@ -16,7 +16,8 @@ from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.features.clusters import kmeans
-from labeldp.learning.train import accuracy, fit, linear, sgd
+from labeldp.learning.optimisers import linear, sgd
+from labeldp.learning.train import accuracy, fit
 from labeldp.mechanisms.counts import GaussianNoise, GroupVotes, LaplaceNoise
 from labeldp.recipes.cluster_votes import gaussian_counts, label, laplace_counts, permute_and_flip, train
 
@@ -120,7 +121,7 @@ def test_kept_votes_are_bound_to_their_question(tmp_path):
         {"clusters": clusters.members.roll(1), "epsilon": 0.5},
         {"clusters": kmeans(problem()[0], 11, seed=1), "epsilon": 0.5},
     ):
-        with pytest.raises(ValueError, match="another question"):
+        with pytest.raises(ValueError, match="another query"):
             label(vault=box, folder=tmp_path, **other)
     assert box.certificate().epsilon == 0.0
 

@@ -17,12 +17,13 @@ from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.learning.evidence import from_classes
 from labeldp.learning.fixmatch import fixmatch
-from labeldp.learning.train import accuracy, adam, constant
+from labeldp.learning.optimisers import adam, constant
+from labeldp.learning.train import accuracy
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.vectors import BitFlip
 from labeldp.recipes import denoise_ssl
 from labeldp.recipes.denoise_ssl import denoise, kept_accuracy, kept_share, majority
-from tests.learning.semihelp import STRONG, WEAK, K, images, network, weights
+from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, weights
 
 ROWS, CLASSES, RIGHT, EPSILON = 1_000_000, 4, 0.55, 0.7
 # Two-sided, of a normal: a false alarm in 10⁹ runs.
@@ -146,13 +147,13 @@ def test_own_votes_break_the_closed_form_in_small_groups():
 
 
 def sealed(seed=0, **settings):
-    return LabelVault(images()[1], K, rng=SecureRandom(seed), **settings)
+    return LabelVault(pictures()[1], K, rng=SecureRandom(seed), **settings)
 
 
 @functools.cache
 def clusters():
     """Nine clusters, each nearly of one class: every tenth row is in a cluster of another class."""
-    generator, classes = np.random.default_rng(1), images()[1].numpy()
+    generator, classes = np.random.default_rng(1), pictures()[1].numpy()
     seen = np.where(generator.random(len(classes)) < 0.9, classes, (classes + 1) % K)
     return seen * 3 + generator.integers(0, 3, len(classes))
 
@@ -161,7 +162,7 @@ def test_one_look_is_all_that_is_asked():
     """Clusters are voted on by private labels: the vault is asked for answers, and for nothing else."""
     vault = sealed()
     denoise_ssl.train(
-        network(), images()[0], vault, epsilon=2.0, clusters=clusters(), fit=functools.partial(FIT, epochs=1)
+        network(), pictures()[0], vault, epsilon=2.0, clusters=clusters(), fit=functools.partial(FIT, epochs=1)
     )
     (group,) = vault.ledger.groups()
     assert [query.event for query in group.queries] == [PureDP(2.0)]
@@ -170,15 +171,15 @@ def test_one_look_is_all_that_is_asked():
 
 def test_learns_more_than_answers_and_clusters_say():
     """Answers at ε = 1 are right on 58%, clusters on 90%: the student is right on more than either."""
-    model = denoise_ssl.train(network(), images()[0], sealed(), epsilon=1.0, clusters=clusters(), fit=FIT)
-    assert accuracy(model, *images(600, 1)) > 0.95
+    model = denoise_ssl.train(network(), pictures()[0], sealed(), epsilon=1.0, clusters=clusters(), fit=FIT)
+    assert accuracy(model, *pictures(600, 1)) > 0.95
 
 
 def test_the_same_folder_asks_once_and_trains_the_same(tmp_path):
     vault, fit = sealed(), functools.partial(FIT, epochs=2)
     settings = {"epsilon": 1.0, "clusters": clusters(), "fit": fit, "folder": tmp_path, "others_only": False}
-    first = denoise_ssl.train(network(), images()[0], vault, **settings)
-    again = denoise_ssl.train(network(5), images()[0], vault, **settings)
+    first = denoise_ssl.train(network(), pictures()[0], vault, **settings)
+    again = denoise_ssl.train(network(5), pictures()[0], vault, **settings)
     assert torch.equal(weights(first), weights(again))
     assert vault.certificate().epsilon == 1.0
 
@@ -186,49 +187,49 @@ def test_the_same_folder_asks_once_and_trains_the_same(tmp_path):
 def features():
     """Public features that tell the classes apart, with noise."""
     generator = torch.Generator().manual_seed(2)
-    return torch.eye(K)[images()[1]] + 0.5 * torch.randn(600, K, generator=generator)
+    return torch.eye(K)[pictures()[1]] + 0.5 * torch.randn(600, K, generator=generator)
 
 
 def test_a_head_in_place_of_clusters_costs_exactly_what_was_given():
     vault = sealed(budget=Budget(2.0, 1e-5))
     model = denoise_ssl.train_with_head(
-        network(), images()[0], features(), vault, epsilon=2.0, delta=1e-5, share=0.4, fit=FIT
+        network(), pictures()[0], features(), vault, epsilon=2.0, delta=1e-5, share=0.4, fit=FIT
     )
     assert 1.99 < vault.certificate(1e-5).epsilon <= 2.0
-    assert accuracy(model, *images(600, 1)) > 0.9
+    assert accuracy(model, *pictures(600, 1)) > 0.9
 
 
 def test_a_budget_too_small_for_both_looks_is_refused_before_the_first():
     vault = sealed(budget=Budget(1.5, 1e-5))
     with pytest.raises(BudgetExceededError):
-        denoise_ssl.train_with_head(network(), images()[0], features(), vault, epsilon=2.0, delta=1e-5, fit=FIT)
+        denoise_ssl.train_with_head(network(), pictures()[0], features(), vault, epsilon=2.0, delta=1e-5, fit=FIT)
     assert vault.certificate(1e-5).epsilon == 0
 
 
 def test_all_of_the_budget_for_the_head_is_refused():
     with pytest.raises(ValueError, match="share=1"):
         denoise_ssl.train_with_head(
-            network(), images()[0], features(), sealed(), epsilon=2.0, delta=1e-5, share=1.0, fit=FIT
+            network(), pictures()[0], features(), sealed(), epsilon=2.0, delta=1e-5, share=1.0, fit=FIT
         )
 
 
 def test_labels_of_teachers_are_denoised_too():
     """Votes on some rows only; there is no law, so nothing is claimed about how right they are."""
     votes = np.full(600, -1)
-    votes[:200] = images()[1][:200]
+    votes[:200] = pictures()[1][:200]
     votes[:50] = (votes[:50] + 1) % K
-    found = denoise(from_classes(votes, K), images()[1])
+    found = denoise(from_classes(votes, K), pictures()[1])
     assert found.labels.rows().tolist() == list(range(50, 200))
     assert found.share == pytest.approx(0.75)
     assert math.isnan(found.expected)
-    model = denoise_ssl.learn(network(), images()[0], from_classes(votes, K), images()[1], fit=FIT)
-    assert accuracy(model, *images(600, 1)) > 0.95
+    model = denoise_ssl.learn(network(), pictures()[0], from_classes(votes, K), pictures()[1], fit=FIT)
+    assert accuracy(model, *pictures(600, 1)) > 0.95
 
 
 def test_other_randomizers_are_kept_by_their_likeliest_class():
     noisy = sealed().release(BitFlip(3.0, K))
-    found = denoise(noisy, images()[1])
-    assert torch.equal(found.labels.weights > 0, torch.from_numpy(noisy.hard()) == images()[1])
+    found = denoise(noisy, pictures()[1])
+    assert torch.equal(found.labels.weights > 0, torch.from_numpy(noisy.hard()) == pictures()[1])
     assert math.isnan(found.guesses_right)
 
 

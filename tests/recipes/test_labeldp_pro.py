@@ -12,9 +12,9 @@ from labeldp.core.certificate import verify
 from labeldp.core.events import Gaussian, PoissonGaussian, Query
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.vault import LabelVault
-from labeldp.learning.descend import rmsprop
 from labeldp.learning.evidence import on_classes
-from labeldp.learning.train import accuracy, adam, fit, linear, predict, sgd
+from labeldp.learning.optimisers import adam, linear, rmsprop, sgd
+from labeldp.learning.train import accuracy, fit, predict
 from labeldp.mechanisms.gradients.sums import DiameterBound, NormBound
 from labeldp.recipes import denoisers
 from labeldp.recipes.denoisers import (
@@ -333,13 +333,13 @@ def test_candidates_are_clipped_only_when_asked(make, monkeypatch):
 def test_the_other_rows_are_drawn_anew_without_repeats_and_again_the_same():
     x = torch.arange(50.0)[:, None]
     batches = batches_for(alt_conv(rows=20), x, 50, 5, seed=4)
-    draw = Projector(nn.Linear(1, 2), x, batches, alt_conv(rows=20), 5, silent, 1.0)._public
+    draw = Projector(nn.Linear(1, 2), batches, alt_conv(rows=20), 5, silent, 1.0)._public
     first, second = draw(0).flatten().tolist(), draw(1).flatten().tolist()
     assert len(set(first)) == len(set(second)) == 20
     assert first != second
     assert draw(0).flatten().tolist() == first
-    assert len(Projector(nn.Linear(1, 2), x, batches, alt_conv(), 5, silent, 1.0)._public(0)) == 5
-    assert len(Projector(nn.Linear(1, 2), x, batches, alt_conv(rows=99), 5, silent, 1.0)._public(0)) == 50
+    assert len(Projector(nn.Linear(1, 2), batches, alt_conv(), 5, silent, 1.0)._public(0)) == 5
+    assert len(Projector(nn.Linear(1, 2), batches, alt_conv(rows=99), 5, silent, 1.0)._public(0)) == 50
 
 
 def test_frozen_weights_stay():

@@ -1,4 +1,4 @@
-"""Kill −9 at random points, 100 times in all: no look is drawn twice, none is forgotten, nothing is paid for twice."""
+"""Kill −9 at random points, 120 times: no query is drawn twice, none is forgotten, nothing is paid for twice."""
 
 import json
 import subprocess
@@ -16,9 +16,13 @@ def killed_runs(folder, *args):
 
 
 @pytest.mark.parametrize(
-    ("denoiser", "kills", "looks", "times"),
-    [("no_op", 60, 600, 600), ("self_span", 40, 420, 140)],
-    ids=["secret batches", "named batches"],
+    ("denoiser", "kills", "queries", "times"),
+    [
+        pytest.param("no_op", 12, 120, 120, id="secret batches"),
+        pytest.param("self_span", 8, 84, 28, id="named batches"),
+        pytest.param("no_op", 60, 600, 600, id="secret batches, often", marks=pytest.mark.slow),
+        pytest.param("self_span", 40, 420, 140, id="named batches, often", marks=pytest.mark.slow),
+    ],
 )
 def test_killed_again_and_again(tmp_path, denoiser, kills, queries, times):
     found = killed_runs(tmp_path, denoiser, kills, queries)
@@ -33,7 +37,8 @@ def test_killed_again_and_again(tmp_path, denoiser, kills, queries, times):
     assert len(set(killed["begun"])) == len(killed["begun"])
     assert set(killed["ended"]) <= set(killed["begun"]) <= set(range(1, queries + 1))
     assert queries - kills <= len(killed["ended"]) <= queries
-    assert len(killed["ended"]) < queries  # some kills did hit a look
+    # Of many kills, some did hit a query.
+    assert kills < 40 or len(killed["ended"]) < queries
 
     # Ledger and certificate of the last process are those of a run that nobody killed.
     for run in (whole, killed):

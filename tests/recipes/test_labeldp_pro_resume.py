@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from labeldp.budgets.journal import Journal, JournalStore
+from labeldp.budgets.journal import Journal
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.learning.train import adam, linear, sgd
+from labeldp.learning.optimisers import adam, linear, sgd
 from labeldp.mechanisms.gradients.sums import GradientSum, NormBound
 from labeldp.recipes.denoisers import alt_conv, alt_rows, no_op, self_conv, self_span
+from tests.budgets.journalstore import JournalStore
 from tests.recipes.clouds import DELTA, K, network, problem, some, vault, weights
 
 DENOISERS = {
@@ -148,7 +149,7 @@ def test_a_lost_checkpoint_is_noticed(tmp_path):
     x, _ = problem()
     settings = {"epsilon": 1.0, "epochs": 1, "denoiser": no_op(), "folder": tmp_path}
     some(network(), x, vault(), **settings)
-    (tmp_path / "checkpoint.pt").unlink()
+    (tmp_path / "checkpoint.safetensors").unlink()
     with pytest.raises(ValueError, match="lost its checkpoint"):
         some(network(), x, vault(), **settings)
 
@@ -159,7 +160,7 @@ def test_another_runs_checkpoint_is_not_taken(tmp_path):
     settings = {"epsilon": 1.0, "epochs": 1, "denoiser": no_op()}
     some(network(), x, vault(), **settings, folder=tmp_path / "a")
     some(network(), x, vault(), **settings, folder=tmp_path / "b")
-    (tmp_path / "a" / "checkpoint.pt").replace(tmp_path / "b" / "checkpoint.pt")
+    (tmp_path / "a" / "checkpoint.safetensors").replace(tmp_path / "b" / "checkpoint.safetensors")
     box = vault()
     with pytest.raises(ValueError, match="another run"):
         some(network(), x, box, **settings, folder=tmp_path / "b")
@@ -174,7 +175,11 @@ def test_no_label_is_written_to_the_folder(tmp_path):
         some(network(), x, box, epsilon=1.0, epochs=1, denoiser=no_op(), folder=tmp_path / name)
     tallies = [(tmp_path / name / "looks.tally").read_text().splitlines() for name in "ab"]
     assert tallies[0][1:] == tallies[1][1:]
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["checkpoint.pt", "gradients.log", "looks.tally"]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
+        "checkpoint.safetensors",
+        "gradients.log",
+        "looks.tally",
+    ]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,10 +15,11 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.dividemix import co_refine
 from labeldp.learning.evidence import forward_corrected, from_classes, most_confident, on_rows
 from labeldp.learning.fixmatch import fixmatch
-from labeldp.learning.train import accuracy, adam, constant, fit, predict
+from labeldp.learning.optimisers import adam, constant
+from labeldp.learning.train import accuracy, fit, predict
 from labeldp.mechanisms.vectors import LaplaceOneHot
-from labeldp.recipes import aug_descent, forward, ldp_ssl, one_shot
-from tests.learning.semihelp import STRONG, WEAK, K, images, network, weights
+from labeldp.recipes import aug_descent, distil, one_shot, per_row
+from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, weights
 
 COMMON = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant()}
 FIT = functools.partial(fixmatch, epochs=12, batch_size=16, ratio=4, threshold=0.8, average=0.9, **COMMON)
@@ -27,11 +28,11 @@ BRIEF_FIT, BRIEF_REFINE = functools.partial(FIT, epochs=1), functools.partial(RE
 
 
 def sealed(seed=0):
-    return LabelVault(images()[1], K, rng=SecureRandom(seed))
+    return LabelVault(pictures()[1], K, rng=SecureRandom(seed))
 
 
 def score(model):
-    return accuracy(model, *images(600, 1))
+    return accuracy(model, *pictures(600, 1))
 
 
 @functools.cache
@@ -44,11 +45,11 @@ def shot():
 @functools.cache
 def features():
     generator = torch.Generator().manual_seed(2)
-    return torch.eye(K)[images()[1]] + 0.4 * torch.randn(600, K, generator=generator)
+    return torch.eye(K)[pictures()[1]] + 0.4 * torch.randn(600, K, generator=generator)
 
 
 RECIPES = {
-    "ldp_ssl": functools.partial(ldp_ssl.train, fit=BRIEF_FIT),
+    "ldp_ssl": functools.partial(per_row.ldp_ssl, fit=BRIEF_FIT),
     "aug_descent": functools.partial(aug_descent.train, refine=BRIEF_REFINE),
 }
 
@@ -56,7 +57,7 @@ RECIPES = {
 @pytest.mark.parametrize("train", RECIPES.values(), ids=RECIPES)
 def test_one_look_is_all_that_is_asked(train):
     vault = sealed()
-    train(network(), images()[0], vault, epsilon=1.5)
+    train(network(), pictures()[0], vault, epsilon=1.5)
     (group,) = vault.ledger.groups()
     assert [query.event for query in group.queries] == [PureDP(1.5)]
 
@@ -64,22 +65,22 @@ def test_one_look_is_all_that_is_asked(train):
 @pytest.mark.parametrize("train", RECIPES.values(), ids=RECIPES)
 def test_the_same_folder_asks_once_and_trains_the_same(train, tmp_path):
     vault = sealed()
-    first, again = (train(network(), images()[0], vault, epsilon=1.0, folder=tmp_path / "new") for _ in range(2))
+    first, again = (train(network(), pictures()[0], vault, epsilon=1.0, folder=tmp_path / "new") for _ in range(2))
     assert vault.certificate().epsilon == 1.0
     assert torch.equal(weights(first), weights(again))
 
 
 def test_fixmatch_on_answers():
     """At ε = 2 four answers in five are right; the likelihood of the answers takes more noise than their word."""
-    plain = ldp_ssl.train(network(), images()[0], sealed(), epsilon=2.0, fit=FIT)
+    plain = per_row.ldp_ssl(network(), pictures()[0], sealed(), epsilon=2.0, fit=FIT)
     assert score(plain) > 0.9
-    likely = ldp_ssl.train(network(), images()[0], sealed(), epsilon=1.0, fit=FIT, objective=forward_corrected)
+    likely = per_row.ldp_ssl(network(), pictures()[0], sealed(), epsilon=1.0, fit=FIT, objective=forward_corrected)
     assert score(likely) > 0.9
 
 
 def test_any_recipe_can_train_by_fixmatch():
-    same = forward.train(network(), images()[0], sealed(), epsilon=1.0, fit=BRIEF_FIT)
-    ours = ldp_ssl.train(network(), images()[0], sealed(), epsilon=1.0, fit=BRIEF_FIT, objective=forward_corrected)
+    same = per_row.forward(network(), pictures()[0], sealed(), epsilon=1.0, fit=BRIEF_FIT)
+    ours = per_row.ldp_ssl(network(), pictures()[0], sealed(), epsilon=1.0, fit=BRIEF_FIT, objective=forward_corrected)
     assert torch.equal(weights(same), weights(ours))
 
 
@@ -87,35 +88,35 @@ def test_any_recipe_can_train_by_fixmatch():
 def test_aug_descent_on_answers(known_noise):
     """Answers at ε = 1.2 are right on 62%."""
     settings = {"epsilon": 1.2, "refine": REFINE, "known_noise": known_noise}
-    assert score(aug_descent.train(network(), images()[0], sealed(), **settings)) > 0.95
+    assert score(aug_descent.train(network(), pictures()[0], sealed(), **settings)) > 0.95
 
 
 def test_known_noise_reaches_the_judge():
     """With ε so large that every answer is believed."""
     told = []
     refine = functools.partial(BRIEF_REFINE, report=told.append)
-    aug_descent.train(network(), images()[0], sealed(), epsilon=40.0, refine=refine, known_noise=True)
+    aug_descent.train(network(), pictures()[0], sealed(), epsilon=40.0, refine=refine, known_noise=True)
     assert told[-1].believed == 1.0
 
 
 def test_answers_of_other_randomizers_and_of_teachers():
     noisy = sealed().release(LaplaceOneHot(3.0, K))
-    assert torch.isfinite(weights(ldp_ssl.learn(network(), images()[0], noisy, fit=BRIEF_FIT))).all()
-    assert torch.isfinite(weights(aug_descent.learn(network(), images()[0], noisy, refine=BRIEF_REFINE))).all()
+    assert torch.isfinite(weights(per_row.learn(network(), pictures()[0], noisy, fit=BRIEF_FIT))).all()
+    assert torch.isfinite(weights(aug_descent.learn(network(), pictures()[0], noisy, refine=BRIEF_REFINE))).all()
     answered = np.arange(0, 600, 15)
-    votes = on_rows(answered, images()[1][answered], 600, K)
-    assert score(ldp_ssl.learn(network(), images()[0], votes, fit=FIT)) > 0.95
+    votes = on_rows(answered, pictures()[1][answered], 600, K)
+    assert score(per_row.learn(network(), pictures()[0], votes, fit=FIT)) > 0.95
     every = functools.partial(REFINE, steps=18)
-    assert score(aug_descent.learn(network(), images()[0], votes, refine=every)) > 0.95
+    assert score(aug_descent.learn(network(), pictures()[0], votes, refine=every)) > 0.95
 
 
 def test_the_surest_labels_of_a_head_teach_a_network():
     found, vault = shot()
     spent = vault.certificate(1e-5).epsilon
-    head = float((found.predict(features()) == images()[1]).float().mean())
+    head = float((found.predict(features()) == pictures()[1]).float().mean())
     picked = most_confident(found.probabilities(features()), 30)
-    right = float((picked.targets.argmax(1) == images()[1])[picked.rows()].float().mean())
-    model = ldp_ssl.train_after(found, features(), network(), images()[0], per_class=30, fit=FIT)
+    right = float((picked.targets.argmax(1) == pictures()[1])[picked.rows()].float().mean())
+    model = distil.train_on_most_confident(found, features(), network(), pictures()[0], per_class=30, fit=FIT)
     assert len(picked.rows()) == 90
     assert right > head
     assert score(model) > max(head, 0.95)
@@ -139,37 +140,42 @@ def test_a_student_of_the_head_goes_first():
         return model
 
     settings = {"per_class": 30, "student": student}
-    model = ldp_ssl.train_after(found, features(), network(), images()[0], fit=keep, **settings)
-    head = float((found.predict(features()) == images()[1]).float().mean())
+    model = distil.train_on_most_confident(found, features(), network(), pictures()[0], fit=keep, **settings)
+    head = float((found.predict(features()) == pictures()[1]).float().mean())
     assert score(model) > head
-    assert score(ldp_ssl.train_after(found, features(), network(), images()[0], fit=FIT, **settings)) > 0.95
+    assert (
+        score(distil.train_on_most_confident(found, features(), network(), pictures()[0], fit=FIT, **settings)) > 0.95
+    )
     assert vault.certificate(1e-5).epsilon == spent
 
 
 def test_two_networks_find_the_errors_of_a_head():
     found, _ = shot()
-    head = float((found.predict(features()) == images()[1]).float().mean())
-    model = aug_descent.train_after(found, features(), network(), images()[0], refine=REFINE)
+    head = float((found.predict(features()) == pictures()[1]).float().mean())
+    model = aug_descent.train_after(found, features(), network(), pictures()[0], refine=REFINE)
     assert score(model) > max(head, 0.95)
 
 
-@pytest.mark.parametrize("function", [ldp_ssl.learn, ldp_ssl.train_after, aug_descent.learn, aug_descent.train_after])
+LEARNERS = [per_row.learn, distil.train_on_most_confident, aug_descent.learn, aug_descent.train_after]
+
+
+@pytest.mark.parametrize("function", LEARNERS)
 def test_post_processing_cannot_ask_a_vault(function):
     assert not any("Vault" in str(p.annotation) for p in inspect.signature(function).parameters.values())
 
 
 def test_learn_goes_on_in_its_folder_and_not_with_other_labels(tmp_path):
-    labels = from_classes(images()[1], K)
-    first = ldp_ssl.learn(network(), images()[0], labels, fit=BRIEF_FIT, folder=tmp_path)
-    again = ldp_ssl.learn(network(3), images()[0], labels, fit=BRIEF_FIT, folder=tmp_path)
+    labels = from_classes(pictures()[1], K)
+    first = per_row.learn(network(), pictures()[0], labels, fit=BRIEF_FIT, folder=tmp_path)
+    again = per_row.learn(network(3), pictures()[0], labels, fit=BRIEF_FIT, folder=tmp_path)
     assert torch.equal(weights(first), weights(again))
-    shifted = from_classes((images()[1] + 1) % K, K)
-    other = ldp_ssl.learn(network(), images()[0], shifted, fit=BRIEF_FIT, folder=tmp_path)
+    shifted = from_classes((pictures()[1] + 1) % K, K)
+    other = per_row.learn(network(), pictures()[0], shifted, fit=BRIEF_FIT, folder=tmp_path)
     assert not torch.equal(weights(first), weights(other))
 
 
 def test_refuses_labels_of_other_rows():
     with pytest.raises(ValueError, match="3 private labels for 600"):
-        ldp_ssl.learn(network(), images()[0], from_classes([0, 1, 2], K), fit=BRIEF_FIT)
+        per_row.learn(network(), pictures()[0], from_classes([0, 1, 2], K), fit=BRIEF_FIT)
     with pytest.raises(ValueError, match="3 private labels for 600"):
-        aug_descent.learn(network(), images()[0], from_classes([0, 1, 2], K), refine=BRIEF_REFINE)
+        aug_descent.learn(network(), pictures()[0], from_classes([0, 1, 2], K), refine=BRIEF_REFINE)

@@ -16,8 +16,9 @@ from labeldp.core.ledger import Budget
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.learning.tuning import Plan, tune
-from labeldp.recipes import linear_student, one_shot
-from labeldp.recipes.linear_student import train, train_after
+from labeldp.recipes import distil, one_shot
+from labeldp.recipes.distil import linear as train
+from labeldp.recipes.distil import linear_after as train_after
 
 N, K, P = 6000, 4, 60
 
@@ -208,6 +209,6 @@ def test_a_student_that_never_hears_the_teacher_again_is_worse(monkeypatch):
     x, _ = clouds()
     new, _ = clouds(seed=1)
     honest = train_after(poor_shot(), x, generations=12)
-    monkeypatch.setattr(linear_student, "matched", lambda noisy, rows: lambda teacher, student: student)
+    monkeypatch.setattr(distil, "matched", lambda noisy, rows: lambda teacher, student: student)
     drifting = train_after(poor_shot(), x, generations=12)
     assert right(honest.probabilities(new)) > right(drifting.probabilities(new))

@@ -19,7 +19,7 @@ from labeldp.mechanisms.gradients.layers import cross_entropy
 from labeldp.mechanisms.gradients.per_example import gradients
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
 from labeldp.recipes.denoisers import Projector
-from labeldp.recipes.lp_normal_sgd import train
+from labeldp.recipes.labeldp_pro import lp_normal_sgd as train
 
 K, DELTA = 4, 1e-5
 

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from labeldp.recipes.moment_noise import noise_by_width, noise_for
 from torch import Generator, nn
 
 from labeldp.core.certificate import verify
@@ -22,13 +21,15 @@ from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.features.extract import Raw
 from labeldp.learning.heads import ridge_head, softmax_head
-from labeldp.learning.train import accuracy, fit, sgd
+from labeldp.learning.optimisers import sgd
+from labeldp.learning.train import accuracy, fit
 from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.mechanisms.moments import Moments
 from labeldp.mechanisms.users import UserVault
-from labeldp.recipes import one_shot, rr
-from labeldp.recipes.one_shot import train, train_on_inputs
+from labeldp.recipes import one_shot, per_row
+from labeldp.recipes.one_shot import noise_by_width, noise_for, train, train_on_inputs
+from tests.marks import mostly_slow
 
 K, N, WIDTH, DELTA = 5, 6000, 24, 1e-5
 quick = functools.partial(tune, plans=[Plan(8), Plan(20)], clusterings=2, draws=1)
@@ -138,8 +139,8 @@ def test_reports_name_the_phases_and_hold_public_numbers():
     heard = []
     train_on_inputs(Raw(), problem()[0], vault(), epsilon=0.5, delta=DELTA, tune=quick, report=heard.append)
     phases = [told.phase for told in heard]
-    assert list(dict.fromkeys(phases)) == ["features", "rehearsal", "look", "head"]
-    assert phases.count("rehearsal") == 2
+    assert list(dict.fromkeys(phases)) == ["features", "tuning", "query", "head"]
+    assert phases.count("tuning") == 2
     assert all(told.seconds >= 0 for told in heard)
 
 
@@ -209,7 +210,7 @@ def test_a_run_killed_after_its_look_does_not_pay_again(tmp_path):
     x, _ = problem()
     box = vault(Budget(0.5, DELTA), seed=3)
     with pytest.raises(StopHereError):
-        one_head(x, box, epsilon=0.5, folder=tmp_path, report=stop_at("look"))
+        one_head(x, box, epsilon=0.5, folder=tmp_path, report=stop_at("query"))
     paid = box.certificate(DELTA).epsilon
     assert 0.499 < paid <= 0.5
     heard = []
@@ -229,7 +230,7 @@ def test_a_run_killed_after_its_look_does_not_pay_again(tmp_path):
 def test_a_run_killed_before_its_look_has_paid_nothing(tmp_path):
     box = vault()
     with pytest.raises(StopHereError):
-        one_head(problem()[0], box, epsilon=0.5, folder=tmp_path, report=stop_at("rehearsal"))
+        one_head(problem()[0], box, epsilon=0.5, folder=tmp_path, report=stop_at("tuning"))
     assert box.certificate(DELTA).epsilon == 0.0
 
 
@@ -256,7 +257,7 @@ def test_far_better_than_randomized_response_at_small_epsilon():
     assert right(shot, fresh, truth) > bayes - 0.08
     torch.manual_seed(0)
     loop = functools.partial(fit, epochs=5, batch_size=64, optimizer=sgd(0.05))
-    responses = rr.train(nn.Linear(WIDTH, K), x, vault(seed=5), epsilon=0.3, fit=loop)
+    responses = per_row.rr(nn.Linear(WIDTH, K), x, vault(seed=5), epsilon=0.3, fit=loop)
     assert right(shot, fresh, truth) > accuracy(responses, fresh, truth) + 0.15
 
 
@@ -281,7 +282,7 @@ def test_probabilities_are_honest_on_new_rows(epsilon):
     assert abs(shot.confidence - float(hit.mean())) < 0.06
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 0.4, 2.0])
+@pytest.mark.parametrize("epsilon", mostly_slow([0.4, 0.1, 2.0]))
 def test_probabilities_are_honest_at_every_level(epsilon):
     """Classes of several modes: the mean within four points, and in each fifth of the rows by confidence within ten."""
     features, labels = modes(rows=30_000, spread=0.6)
@@ -341,7 +342,7 @@ def test_few_rows_and_any_number_of_classes(rows, classes):
 
 
 def test_no_argument_could_hold_a_label():
-    for function in (one_shot.tuned, one_shot.fitted, one_shot._head):
+    for function in (one_shot.tuned, one_shot.fitted, one_shot._solved):
         assert not {"vault", "labels", "y"} & set(inspect.signature(function).parameters)
 
 

@@ -10,8 +10,8 @@ from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.vault import LabelVault
 from labeldp.features.tables import Coder, Table
 from labeldp.learning.tuning import Plan, tune
-from labeldp.recipes import one_shot, one_shot_coded
-from labeldp.recipes.one_shot_coded import _moment_of
+from labeldp.recipes import one_shot
+from labeldp.recipes.one_shot import _moment_of
 from labeldp.releases import NoisyMoments
 
 ROWS = 6000
@@ -40,9 +40,7 @@ def test_a_part_of_the_rows_teaches_nearly_as_much_and_costs_the_same(problem, d
     epsilon = 3.0 if delta else 30.0
     whole, part = (LabelVault(labels, 2, Budget(epsilon, delta)) for _ in range(2))
     one = one_shot.train(features, whole, epsilon=epsilon, delta=delta, tune=asked())
-    other = one_shot_coded.train(
-        coded, part, epsilon=epsilon, delta=delta, tune=asked(num_rows=ROWS), most=2000, seed=1
-    )
+    other = one_shot.train(coded, part, epsilon=epsilon, delta=delta, tune=asked(num_rows=ROWS), most=2000, seed=1)
     assert part.certificate(delta).epsilon == whole.certificate(delta).epsilon <= epsilon
     assert other.noisy.num_rows == ROWS
     assert right(one, features, labels) > 0.85
@@ -56,7 +54,7 @@ def test_the_moment_of_all_rows_beats_that_of_the_rows_held(problem):
     plan, found = {"plans": [Plan(12)]}, {"all": [], "some": []}
     for seed in range(12):
         budget = {"epsilon": 0.15, "delta": 1e-6}
-        all_of = one_shot_coded.train(
+        all_of = one_shot.train(
             coded, LabelVault(labels, 2), **budget, tune=asked(num_rows=ROWS, **plan), most=600, seed=seed
         )
         few = one_shot.train(features[some], LabelVault(labels[some.numpy()], 2), **budget, tune=asked(**plan))
@@ -87,10 +85,7 @@ def test_the_moment_of_some_rows_is_estimated_without_bias_and_adds_up():
 def test_all_rows_held_is_the_plain_recipe(problem):
     coded, features, labels = problem
     budget = {"epsilon": 1000.0, "delta": 1e-6}
-    one, other = (
-        train.train(rows, LabelVault(labels, 2), **budget, tune=asked())
-        for train, rows in ((one_shot, features), (one_shot_coded, coded))
-    )
+    one, other = (one_shot.train(rows, LabelVault(labels, 2), **budget, tune=asked()) for rows in (features, coded))
     assert one.tuning.plan == other.tuning.plan
     assert torch.allclose(one.probabilities(features), other.probabilities(features), atol=0.05)
 
@@ -98,6 +93,6 @@ def test_all_rows_held_is_the_plain_recipe(problem):
 def test_what_cannot_be_paid_is_refused_before_any_work(problem):
     coded, _, labels = problem
     with pytest.raises(BudgetExceededError):
-        one_shot_coded.train(coded, LabelVault(labels, 2, Budget(0.5, 1e-6)), epsilon=1.0, delta=1e-6)
+        one_shot.train(coded, LabelVault(labels, 2, Budget(0.5, 1e-6)), epsilon=1.0, delta=1e-6)
     with pytest.raises(ValueError, match="rows"):
-        one_shot_coded.train(coded, LabelVault(labels[:-1], 2), epsilon=1.0, delta=1e-6)
+        one_shot.train(coded, LabelVault(labels[:-1], 2), epsilon=1.0, delta=1e-6)

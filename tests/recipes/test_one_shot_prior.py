@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from labeldp.recipes.moment_noise import event_of, noise_for
 from torch import nn
 
 from labeldp.core.accountant import epsilon as epsilon_of
@@ -20,16 +19,25 @@ from labeldp.core.events import GridGaussian, PureDP, Query
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.learning.train import accuracy, fit, linear, predict, sgd
+from labeldp.learning.optimisers import linear, sgd
+from labeldp.learning.train import accuracy, fit, predict
 from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.responses import TopKResponse, likely_sets
-from labeldp.recipes import forward, lp_mst, one_shot_prior, students
-from labeldp.recipes.one_shot_prior import Split, informative_sets, split_budget, train, tune_split
+from labeldp.recipes import common, distil, lp_mst, one_shot_prior, per_row
+from labeldp.recipes.one_shot import event_of, noise_for
+from labeldp.recipes.one_shot_prior import Split, informative_sets, train, tune_split
 from tests.recipes.test_one_shot import modes
 
 K, N, WIDTH, DELTA = 5, 6000, 48, 1e-5
 TRAIN = functools.partial(fit, epochs=6, batch_size=64, optimizer=sgd(0.05), schedule=linear())
 quick = functools.partial(tune, plans=[Plan(8), Plan(32)], clusterings=2, draws=1)
+
+
+def split_budget(epsilon, delta, share):
+    """(ε₁, ε₂) of a moment and responses."""
+    return common.split_budget(epsilon, delta, (share, 1 - share), last_pure=True)
+
+
 HALF = Split(*split_budget(1.0, DELTA, 0.5), expected=0.0)
 
 
@@ -101,7 +109,7 @@ def test_a_split_that_costs_more_is_refused_unpaid():
     with pytest.raises(ValueError, match="more than epsilon=1"):
         run(box, 1.0, split=Split(0.5, 0.6, 0.0))
     for share in (0.0, 1.5, math.nan):
-        with pytest.raises(ValueError, match="share="):
+        with pytest.raises(ValueError, match="shares="):
             split_budget(1.0, DELTA, share)
     with pytest.raises(ValueError, match="delta=0"):
         split_budget(1.0, 0.0, 0.5)
@@ -145,7 +153,7 @@ def test_it_is_split_when_nothing_is_said(monkeypatch):
     def some(features, classes, epsilon, delta):
         return Split(*split_budget(epsilon, delta, 0.3), expected=0.5)
 
-    monkeypatch.setattr(one_shot_prior, "rehearse_split", some)
+    monkeypatch.setattr(one_shot_prior, "tune_split", some)
     assert run(vault(), 2.0, split=None).split.second == pytest.approx(1.4)
 
 
@@ -188,9 +196,10 @@ def test_a_sure_prior_still_asks_something():
     assert likely_sets(np.array([[0.999, 0.0006, 0.0004]]), 2.0).sum() == 1
 
 
+@pytest.mark.slow
 def test_better_than_answers_alone():
     x, _, fresh, truth = problem()
-    plain = forward.train(network(), x, vault(seed=3), epsilon=1.0, fit=TRAIN)
+    plain = per_row.forward(network(), x, vault(seed=3), epsilon=1.0, fit=TRAIN)
     assert accuracy(run(vault(seed=3)).model, fresh, truth) > accuracy(plain, fresh, truth) + 0.05
 
 
@@ -220,7 +229,7 @@ def test_a_killed_run_resumes_without_asking_again(tmp_path, monkeypatch):
     whole = weights(run(vault(seed=3)).model)
     box = vault(Budget(1.0, DELTA), seed=3)
     with monkeypatch.context() as patched:
-        patched.setattr(one_shot_prior, "ask", lambda *_, **__: (_ for _ in ()).throw(StopHereError))
+        patched.setattr(one_shot_prior, "release_labels", lambda *_, **__: (_ for _ in ()).throw(StopHereError))
         with pytest.raises(StopHereError):
             run(box, folder=tmp_path)
     between = box.certificate(DELTA).epsilon
@@ -276,7 +285,7 @@ def test_what_was_studied_is_the_prior_and_its_surety_is_corrected():
     seen, studied = [], []
 
     def too_sure(model, inputs, shot):
-        student = students.train_after(shot, problem()[0], model, inputs, fit=TRAIN, generations=1)
+        student = distil.train_after(shot, problem()[0], model, inputs, fit=TRAIN, generations=1)
         model = nn.Sequential(student, Times(20.0))
         studied.append(predict(model, inputs))
         return model
@@ -287,7 +296,7 @@ def test_what_was_studied_is_the_prior_and_its_surety_is_corrected():
 
     box = vault(seed=5)
     parts = Split(*split_budget(3.0, DELTA, 0.2), expected=0.0)
-    run(box, 3.0, split=parts, study=too_sure, learn=[spy], shares=(1.0,))
+    run(box, 3.0, split=parts, distil=too_sure, learn=[spy], shares=(1.0,))
     (known,) = seen
     right = problem()[1]
     prior = known.scores.softmax(dim=1)
@@ -307,7 +316,7 @@ def test_rows_keep_the_prior_they_were_asked_under():
         seen.append(known)
         return lp_mst.posterior_of_model(known)
 
-    run(vault(seed=5), study=lambda model, inputs, shot: model, learn=[spy], shares=(0.6, 0.4), seed=1)
+    run(vault(seed=5), distil=lambda model, inputs, shot: model, learn=[spy], shares=(0.6, 0.4), seed=1)
     first, second = seen
     early, late = lp_mst.split(N, (0.6, 0.4), 1)
     assert torch.equal(second.scores[early], first.scores[early])
@@ -327,7 +336,7 @@ def test_what_the_model_is_held_to_believe_is_the_prior():
         return lp_mst.posterior_of_model(known)
 
     settings = {"learn": [spy], "shares": (0.6, 0.4), "seed": 1, "believe": believe}
-    run(vault(seed=5), study=lambda model, inputs, shot: model, **settings)
+    run(vault(seed=5), distil=lambda model, inputs, shot: model, **settings)
     late = lp_mst.split(N, (0.6, 0.4), 1)[1]
     for scores, belief in zip(seen, asked, strict=False):
         assert torch.equal(scores[late].argmax(dim=1), belief[late].argmax(dim=1))
@@ -345,7 +354,7 @@ def test_study_alone_where_nothing_is_left_for_answers():
         raise AssertionError
 
     whole = Split(1.0, 0.0, 0.0)
-    found = run(box, split=whole, study=study, fit=never)
+    found = run(box, split=whole, distil=study, fit=never)
     assert seen == [found.shot]
     assert found.responses == ()
 

@@ -12,8 +12,9 @@ from labeldp.core.certificate import verify
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.learning.train import accuracy, fit, linear, predict, sgd
-from labeldp.recipes import alibi, debiased, forward, lp_mst, rr
+from labeldp.learning.optimisers import linear, sgd
+from labeldp.learning.train import accuracy, fit, predict
+from labeldp.recipes import lp_mst, per_row
 from labeldp.recipes.lp_mst import Prior, plausible, sharpened, split, stage_prior
 
 K = 4
@@ -45,10 +46,10 @@ def weights(model):
 
 # One line for each method that asks every row once: (name, train).
 RECIPES = [
-    ("rr", rr.train),
-    ("debiased", debiased.train),
-    ("forward", forward.train),
-    ("alibi", alibi.train),
+    ("rr", per_row.rr),
+    ("debiased", per_row.debiased),
+    ("forward", per_row.forward),
+    ("alibi", per_row.alibi),
     ("lp_mst", lp_mst.train),
     ("lp_mst, three stages", functools.partial(lp_mst.train, shares=(0.5, 0.3, 0.2))),
 ]
@@ -156,21 +157,21 @@ def test_answers_to_another_question_are_not_taken_for_this_one(train, tmp_path)
     x, _ = problem()
     train(network(), x, vault(), epsilon=4.0, fit=TRAIN, folder=tmp_path)
     box = vault(Budget(1.0))
-    with pytest.raises(ValueError, match="another question"):
+    with pytest.raises(ValueError, match="another query"):
         train(network(), x, box, epsilon=1.0, fit=TRAIN, folder=tmp_path)
     assert box.certificate().epsilon == 0.0
     smaller = LabelVault([0, 1, 2, 3] * 10, K)
-    with pytest.raises(ValueError, match="another question"):
+    with pytest.raises(ValueError, match="another query"):
         train(network(), x[:40], smaller, epsilon=4.0, fit=TRAIN, folder=tmp_path)
 
 
 def test_a_model_of_other_answers_is_not_resumed(tmp_path):
     """The checkpoint of a clear-text run must not come back as the model of a private one."""
     x, _ = problem()
-    clear = rr.train(network(), x, vault(), epsilon=math.inf, fit=TRAIN, folder=tmp_path)
+    clear = per_row.rr(network(), x, vault(), epsilon=math.inf, fit=TRAIN, folder=tmp_path)
     (tmp_path / "answers.npz").unlink()
-    model = rr.train(network(), x, vault(seed=1), epsilon=0.0, fit=TRAIN, folder=tmp_path)
-    elsewhere = rr.train(network(), x, vault(seed=1), epsilon=0.0, fit=TRAIN)
+    model = per_row.rr(network(), x, vault(seed=1), epsilon=0.0, fit=TRAIN, folder=tmp_path)
+    elsewhere = per_row.rr(network(), x, vault(seed=1), epsilon=0.0, fit=TRAIN)
     assert torch.equal(weights(model), weights(elsewhere))
     assert not torch.equal(weights(model), weights(clear))
 
@@ -199,7 +200,7 @@ def test_a_model_or_features_that_do_not_fit_cost_nothing(train, model, features
 
 def test_one_row():
     box = LabelVault([2], K)
-    rr.train(network(), torch.zeros(1, 6), box, epsilon=1.0, fit=TRAIN)
+    per_row.rr(network(), torch.zeros(1, 6), box, epsilon=1.0, fit=TRAIN)
     lp_mst.train(network(), torch.zeros(1, 6), box, epsilon=1.0, fit=TRAIN, shares=(1.0,))
 
 
@@ -208,7 +209,7 @@ def test_one_row():
 
 def test_one_stage_with_a_uniform_prior_is_lp_1st_to_the_bit():
     x, _ = problem()
-    plain = rr.train(network(), x, vault(seed=3), epsilon=1.0, fit=functools.partial(TRAIN, mixup=4.0))
+    plain = per_row.rr(network(), x, vault(seed=3), epsilon=1.0, fit=functools.partial(TRAIN, mixup=4.0))
     staged = lp_mst.train(
         network(), x, vault(seed=3), epsilon=1.0, fit=functools.partial(TRAIN, mixup=4.0), shares=(1.0,)
     )
@@ -339,7 +340,7 @@ def test_lp_rr_sgd_learns_in_one_pass_and_stays_in_its_ball():
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     box = vault(seed=4)
-    debiased.lp_rr_sgd(model, x, box, epsilon=1.0, diameter=20.0, lipschitz=1.0, batch_size=4)
+    per_row.lp_rr_sgd(model, x, box, epsilon=1.0, diameter=20.0, lipschitz=1.0, batch_size=4)
     assert accuracy(model, x, labels) > 0.8
     assert weights(model).norm() <= 10.0 + 1e-4
     assert box.certificate().epsilon == 1.0
@@ -348,7 +349,7 @@ def test_lp_rr_sgd_learns_in_one_pass_and_stays_in_its_ball():
 def test_priors_restrict_debiased_and_forward_answers():
     x, labels = problem()
     likely = np.where(np.eye(K)[labels] > 0, 0.5, 0.5 / (K - 1))
-    for train in (debiased.train, forward.train):
+    for train in (per_row.debiased, per_row.forward):
         box = vault()
         train(network(), x, box, epsilon=3.0, fit=TRAIN, prior=likely)
         assert box.certificate().epsilon == 3.0

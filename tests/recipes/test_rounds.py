@@ -20,17 +20,19 @@ from labeldp.core.gaussian import gaussian_epsilon, gaussian_mu
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.learning.train import accuracy, adam, fit
+from labeldp.learning.optimisers import adam
+from labeldp.learning.train import accuracy, fit
 from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.mechanisms.moments import Moments
 from labeldp.models.zoo import with_head
-from labeldp.recipes import one_shot, students
-from labeldp.recipes.rounds import joined, split_budget, train
+from labeldp.recipes import distil, one_shot
+from labeldp.recipes.common import split_budget
+from labeldp.recipes.rounds import joined, train
 
 K, N, SIDE, DELTA = 3, 1500, 10, 1e-5
 FIT: Any = functools.partial(fit, epochs=4, batch_size=32, optimizer=adam(1e-2))
-TEACH = functools.partial(students.train, fit=FIT)
+TEACH = functools.partial(distil.train, fit=FIT)
 QUICK = functools.partial(tune, plans=[Plan(6), Plan(12)], clusterings=2, draws=1)
 LOOK = functools.partial(one_shot.train, tune=QUICK)
 
@@ -59,7 +61,7 @@ def network():
 
 def run(box, epsilon=2.0, delta=DELTA, **settings):
     images, _ = pictures()
-    settings = {"look": LOOK, "teach": TEACH, **settings}
+    settings = {"query": LOOK, "teach": TEACH, **settings}
     return train(network(), images, images.flatten(1), box, epsilon=epsilon, delta=delta, **settings)
 
 
@@ -156,7 +158,7 @@ def test_all_looks_or_none(drawn):
 def test_rows_and_models_that_do_not_fit_are_refused_unpaid(drawn):
     images, _ = pictures()
     box = vault()
-    settings = {"epsilon": 1.0, "delta": DELTA, "look": LOOK, "teach": TEACH}
+    settings = {"epsilon": 1.0, "delta": DELTA, "query": LOOK, "teach": TEACH}
     for model, inputs, features, words in (
         (network(), images[:10], images.flatten(1), "10 rows"),
         (network(), images, images[:10].flatten(1), "10 rows"),
@@ -243,7 +245,7 @@ def stopping(at_round, at_epoch):
             if begun == at_round and progress.epoch == at_epoch:
                 raise StopHereError
 
-        bound = functools.partial(students.train, fit=functools.partial(FIT, report=stop))
+        bound = functools.partial(distil.train, fit=functools.partial(FIT, report=stop))
         return bound(model, inputs, probabilities, folder=folder)
 
     return teach

@@ -22,11 +22,12 @@ from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.data.storage import load_labels
 from labeldp.features.clusters import kmeans
-from labeldp.learning.train import accuracy, fit, linear, sgd
+from labeldp.learning.optimisers import linear, sgd
+from labeldp.learning.train import accuracy, fit
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.responses import PriorResponse
-from labeldp.recipes import lp_mst, rr, ssl_prior
-from labeldp.recipes.ssl_prior import cluster_prior, expected_accuracy, fitted_part, published_part, split_budget, train
+from labeldp.recipes import lp_mst, per_row, ssl_prior
+from labeldp.recipes.ssl_prior import cluster_prior, expected_accuracy, fitted_part, published_part, split_of, train
 
 K, N, C = 4, 2400, 12
 TRAIN = functools.partial(fit, epochs=8, batch_size=64, optimizer=sgd(0.05), schedule=linear())
@@ -68,7 +69,7 @@ def weights(model):
 def test_the_ledger_says_exactly_epsilon(epsilon):
     box = vault(Budget(epsilon))
     run(box, epsilon)
-    first, second = split_budget(epsilon, N, C)
+    first, second = split_of(epsilon, N, C)
     (group,) = box.ledger.groups()
     assert {query.event: query.times for query in group.queries} == Counter([PureDP(first), PureDP(second)])
     assert box.certificate().epsilon == epsilon
@@ -78,7 +79,7 @@ def test_the_ledger_says_exactly_epsilon(epsilon):
 @given(st.floats(0, 100), st.floats(0, 1), st.integers(0, 10**7), st.integers(1, 10**4))
 def test_the_parts_add_up_without_rounding(epsilon, share, rows, clusters):
     for given_part in (None, share * epsilon):
-        first, second = split_budget(epsilon, rows, clusters, given_part)
+        first, second = split_of(epsilon, rows, clusters, given_part)
         assert Fraction(first) + Fraction(second) == Fraction(epsilon)
         assert first >= 0
         assert second >= 0
@@ -98,11 +99,11 @@ def test_the_rule_is_near_the_published_parts():
 
 
 def test_other_parts():
-    assert split_budget(1.0, 50_000, 100, prior_epsilon=0.05)[0] == pytest.approx(0.05)
-    assert split_budget(1.0, 50_000, 100, prior_epsilon=0.0) == (0.0, 1.0)
-    assert split_budget(1.0, 50_000, 100, prior_epsilon=1.0) == (1.0, 0.0)
-    assert split_budget(math.inf, 50_000, 100) == (0.0, math.inf)
-    assert split_budget(0.0, 50_000, 100) == (0.0, 0.0)
+    assert split_of(1.0, 50_000, 100, prior_epsilon=0.05)[0] == pytest.approx(0.05)
+    assert split_of(1.0, 50_000, 100, prior_epsilon=0.0) == (0.0, 1.0)
+    assert split_of(1.0, 50_000, 100, prior_epsilon=1.0) == (1.0, 0.0)
+    assert split_of(math.inf, 50_000, 100) == (0.0, math.inf)
+    assert split_of(0.0, 50_000, 100) == (0.0, 0.0)
     assert fitted_part(2.0, 50_000, 100, 10) == pytest.approx(30 * math.sqrt(10) / 500)
     assert fitted_part(0.1, 50_000, 100, 10) == 0.1
 
@@ -150,7 +151,7 @@ def joint_ratio(first, second, reach=8):
 
 def test_both_looks_together_are_epsilon_private_and_no_less():
     """Exact, over every pair of neighbours. Planted: the answers get ε instead of what is left of it."""
-    first, second = split_budget(1.5, 2, 1, prior_epsilon=0.5)
+    first, second = split_of(1.5, 2, 1, prior_epsilon=0.5)
     assert joint_ratio(first, second) == pytest.approx(1.5, rel=1e-9)
     assert joint_ratio(first, 1.5) > 1.5 * 1.2
 
@@ -164,7 +165,7 @@ def test_the_steps_are_those_of_algorithm_4(epsilon, tmp_path):
     _, labels, clusters = problem()
     run(vault(seed=7), epsilon, folder=tmp_path, prior_epsilon=0.1)
     rng, groups, secret = SecureRandom(7), clusters.members.numpy(), labels.astype(np.uint8)
-    first, second = split_budget(epsilon, N, C, 0.1)
+    first, second = split_of(epsilon, N, C, 0.1)
     noisy = np.zeros((C, K), dtype=np.int64)
     np.add.at(noisy, (groups, labels), 1)
     noisy += rng.discrete_laplace(Fraction(first) / 2, C * K).reshape(C, K)
@@ -227,7 +228,7 @@ def test_it_learns(learn, epsilon):
 def test_at_small_epsilon_it_beats_randomized_response():
     """ε = 0.3, plain answers are right 31% of the time; under the prior three times as often."""
     x, labels, _ = problem()
-    plain = rr.train(network(), x, vault(seed=2), epsilon=0.3, fit=TRAIN)
+    plain = per_row.rr(network(), x, vault(seed=2), epsilon=0.3, fit=TRAIN)
     assert accuracy(run(vault(seed=2), 0.3), x, labels) > accuracy(plain, x, labels) + 0.1
 
 
@@ -304,10 +305,10 @@ def test_a_run_killed_between_its_looks_asks_only_the_second(tmp_path, monkeypat
         raise StopHereError
 
     with monkeypatch.context() as patched:
-        patched.setattr(ssl_prior, "ask", killed)
+        patched.setattr(ssl_prior, "release_labels", killed)
         with pytest.raises(StopHereError):
             run(box, folder=tmp_path)
-    assert box.certificate().epsilon == split_budget(1.0, N, C)[0]
+    assert box.certificate().epsilon == split_of(1.0, N, C)[0]
     assert torch.equal(weights(run(box, folder=tmp_path)), whole)
     assert box.certificate().epsilon == 1.0
 
@@ -320,6 +321,6 @@ def test_kept_looks_are_bound_to_their_question(tmp_path):
         {"epsilon": 1.0, "prior_epsilon": 0.5},
         {"epsilon": 1.0, "prior_epsilon": 0.25, "clusters": problem()[2].members.roll(1)},
     ):
-        with pytest.raises(ValueError, match="another question"):
+        with pytest.raises(ValueError, match="another query"):
             run(box, folder=tmp_path, **other)
     assert box.certificate().epsilon == 0.0

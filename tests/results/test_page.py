@@ -2,17 +2,16 @@ import html.parser
 import json
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 
 from labeldp.core.random import SecureRandom
-from labeldp.results import report as page
 from labeldp.results.facts import gather
 from labeldp.results.folder import ArtifactError
-from labeldp.results.report import write_page
-from labeldp.results.sections import belief_after, belief_below, growth
+from labeldp.results.report import page, write_page
+from labeldp.results.sections import growth
+from labeldp.results.words import belief_after, belief_below
+from tests import commands
 from tests.results.reporthelp import AUDIT, CURVES, audited, many_looks, result, saved
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -67,7 +66,7 @@ def made(tmp_path_factory):
 def test_it_says_what_is_asked_of_it(made):
     text = read(made).text
     for words in (
-        "by at most 2.72×", "What is not promised", "a private answer, pure ε = 1", "3,000", "Verified.",
+        "by at most 2.72×", "What is not promised", "a private response, pure ε = 1", "3,000", "Verified.",
         "Without privacy: 94.0%", "This model: 85.0% at ε = 1", "other", "one_shot", "Learning curve: training loss",
         "No contradiction", "600 of 1,000 guesses", "labeldp verify model", "SHA-256",
     ):  # fmt: skip
@@ -80,6 +79,7 @@ def test_nothing_is_fetched_and_nothing_runs(made):
     assert not tags & {"script", "link", "img", "iframe", "object", "base", "form", "a"}
     for _, attributes in found.tags:
         assert not {"src", "href", "srcset", "action"} & attributes.keys()
+        assert attributes.get("xlink:href", "#").startswith("#")
         assert not any(name.startswith("on") for name in attributes)
     assert "url(" not in made
     assert "@import" not in made
@@ -170,9 +170,10 @@ def test_revealed_labels_are_called_what_they_are(tmp_path):
 
 
 def test_without_open_labels_it_says_so(tmp_path):
-    text = read(page(gather(saved(tmp_path / "model", result(test=None))))).text
+    made = page(gather(saved(tmp_path / "model", result(test=None))))
+    text = read(made).text
     assert "Not measured on labels" in text
-    assert "this model, measured" not in text
+    assert "this model, measured" not in made
 
 
 @pytest.mark.parametrize(
@@ -196,15 +197,15 @@ def test_labels_that_are_numbers_have_no_chart_of_accuracy(tmp_path):
 
 def test_what_is_expected_is_what_was_measured_there(tmp_path):
     from labeldp.choosing.measured import points
-    from labeldp.results.sections import _expected
+    from labeldp.results.sections import expected
 
-    known = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.name) == ("fashion_mnist", "lp_mst")}
+    known = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.key) == ("fashion_mnist", "lp_mst")}
     made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000)
     facts = gather(saved(tmp_path / "model", made))
-    (line,) = _expected(facts, sorted(known))
+    (line,) = expected(facts, sorted(known))
     assert line.name == "lp_mst on data like fashion_mnist"
     assert dict(line.points) == {epsilon: pytest.approx(value / 100) for epsilon, value in known.items()}
-    assert _expected(facts, [1e-3]) == []
+    assert expected(facts, [1e-3]) == []
 
 
 # --- audits ---------------------------------------------------------------------------------------------------------
@@ -293,10 +294,7 @@ def test_a_result_that_was_not_measured_cannot_stand_beside(tmp_path):
 
 
 def labeldp(*arguments):
-    command = [sys.executable, "-m", "labeldp", "report", *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "Traceback" not in run.stderr
-    return run
+    return commands.labeldp("report", *arguments)
 
 
 def test_the_command_writes_a_page_beside_the_folder(tmp_path):

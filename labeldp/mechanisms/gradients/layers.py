@@ -5,17 +5,31 @@ input it gives norms and sums (see `layer_terms`). All other parameters are diff
 
 No row may touch another. A chain of layers that torch itself applies row by row is run on the whole batch; any other
 model runs each row as a batch of its own under `torch.func.vmap`. Which way is taken, `layer_plans` decides.
+
+What a layer contributes to per-example gradients: inner products and weighted sums, with or without their table.
+
+A term holds the gradients t_{ik} of one parameter for rows i and candidate labels k. `measured` gives inner products
+⟨t_{ik}, t_{ij}⟩, (b, k, k) in float64, and numbers e_{ik} such that the true value, of what `weighted` adds up in
+float32, is at most √(e_{ik} e_{ij}) away. `weighted` gives Σ_i f_i t_i once one candidate per row was picked.
+
+Errors are bounded for any order of summation: n terms lose at most n · 2^-24 of the sum of their sizes (Higham 2002,
+section 4.2); twice that is allowed for here. With more than one candidate inner products are float64, and what is left
+is the rounding of the float32 numbers that are added up.
 """
+
+# torch's own types are partly unknown; all else is checked strictly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,17 +39,7 @@ from torch.func import functional_call, grad, vjp, vmap
 from torch.nn.functional import cross_entropy as _cross_entropy
 from torch.nn.functional import one_hot, pad
 
-# --- layer_terms --------------------
-#
-# What a layer contributes to per-example gradients: inner products and weighted sums, with or without their table.
-#
-# A term holds the gradients t_{ik} of one parameter for rows i and candidate labels k. `measured` gives inner products
-# ⟨t_{ik}, t_{ij}⟩, (b, k, k) in float64, and numbers e_{ik} such that the true value, of what `weighted` adds up in
-# float32, is at most √(e_{ik} e_{ij}) away. `weighted` gives Σ_i f_i t_i once one candidate per row was picked.
-#
-# Errors are bounded for any order of summation: n terms lose at most n · 2^-24 of the sum of their sizes (Higham 2002,
-# section 4.2); twice that is allowed for here. With more than one candidate inner products are float64, and what is left
-# is the rounding of the float32 numbers that are added up.
+# -- what a layer contributes --------------------------------------------------------------------------------
 
 
 # Sums of squares in float32 are cut into pieces of this many terms.
@@ -385,7 +389,7 @@ def _run_alone(
 
 
 @contextmanager
-def _tapped(layers: Mapping[str, nn.Module], taps: Parameters, seen: Parameters) -> Iterator[None]:
+def _tapped(layers: Mapping[str, nn.Module], taps: Parameters, seen: Parameters) -> Generator[None]:
     """Note what goes into each layer, and add a zero to what comes out: its gradient is the output's."""
 
     def hook(name: str) -> Callable[[nn.Module, Any, Any], Tensor]:
@@ -410,8 +414,10 @@ def _layer_pieces(name: str, layer: nn.Module, seen: Tensor, right: Tensor, trai
     """Weight and bias of one layer, from its input (b, 1, …) and output gradients (b, k, 1, …)."""
     inner = None
     if isinstance(layer, nn.Embedding):
-        places = _without_padding(right.flatten(2, -2), seen.flatten(1), layer.padding_idx)
-        weight: Term = Lookup(seen.flatten(1), places, layer.num_embeddings)
+        index, places = seen.flatten(1), right.flatten(2, -2)
+        if layer.padding_idx is not None:
+            places = places * (index != layer.padding_idx)[:, None, :, None]
+        weight: Term = Lookup(index, places, layer.num_embeddings)
     else:
         if isinstance(layer, nn.Conv2d):
             left, last = patches(_float(seen.flatten(0, 1)), layer)
@@ -425,10 +431,6 @@ def _layer_pieces(name: str, layer: nn.Module, seen: Tensor, right: Tensor, trai
     if getattr(layer, "bias", None) is not None:
         found["bias"] = Piece(f"{name}.bias".lstrip("."), Table(places.sum(2)))
     return [piece for piece in found.values() if piece.name in trained]
-
-
-def _without_padding(right: Tensor, index: Tensor, padding: int | None) -> Tensor:
-    return right if padding is None else right * (index != padding)[:, None, :, None]
 
 
 def _table_is_cheaper(product: Product) -> bool:
@@ -450,7 +452,7 @@ def _switch(backend: Any) -> tuple[Any, str, Any]:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
+def full_precision() -> Generator[None]:
     """Matrix products with all 24 bits, whatever speed the caller has set: bounds are checked on these numbers."""
     backends: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
     switches = [_switch(backend) for backend in backends if backend is not None]
@@ -471,9 +473,7 @@ def table(found: list[Piece], parameters: Parameters) -> Tensor:
     return torch.cat([by_name[name] for name in parameters], dim=2)
 
 
-# --- layer_plans --------------------
-#
-# Which way to differentiate a model: found once, tried on a public row, kept until the model changes.
+# -- which way to differentiate a model: found once, tried on a public row -----------------------------------
 
 
 # Layers of torch that treat the rows of a batch one by one, whatever their settings.
@@ -518,16 +518,19 @@ def plan_for(model: nn.Module, loss: Loss, columns: Columns, parameters: Paramet
 def rows_at_once(plan: Plan, parameters: Parameters, candidates: int) -> int:
     """How many rows fit comfortably into memory. About speed only."""
     every, each = plan.floats if plan.outputs else (0, sum(value.numel() for value in parameters.values()))
-    floats, rows = (_CPU_FLOATS, _CPU_ROWS) if _on_cpu(parameters) else (_DEVICE_FLOATS, _DEVICE_ROWS)
+    on_cpu = all(value.device.type == "cpu" for value in parameters.values())
+    floats, rows = (_CPU_FLOATS, _CPU_ROWS) if on_cpu else (_DEVICE_FLOATS, _DEVICE_ROWS)
     return max(1, min(rows, floats // max(1, every + candidates * each)))
 
 
 @contextmanager
-def own_generator(seed: int, device: torch.device) -> Iterator[None]:
+def own_generator(seed: int, device: torch.device) -> Generator[None]:
     """Torch's generators for this device start from the seed and are put back as they were afterwards."""
     generators = [torch.default_generator]
     if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[_index(device)])
+        # torch's types say that an index is an int; it is None for plain "cuda".
+        index = cast("int | None", device.index)
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device() if index is None else index])
     states = [generator.get_state() for generator in generators]
     try:
         for generator in generators:
@@ -538,24 +541,20 @@ def own_generator(seed: int, device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _on_cpu(parameters: Parameters) -> bool:
-    return all(value.device.type == "cpu" for value in parameters.values())
-
-
 def _readable(model: nn.Module, parameters: Parameters) -> dict[str, nn.Module]:
     """Layers with trainable weights of their own, whose gradients follow from input and output alone."""
-    uses = [id(value) for layer in model.modules() for value in layer._parameters.values() if value is not None]
+    uses = [id(value) for layer in model.modules() for value in _own(layer)]
     found: dict[str, nn.Module] = {}
     for name, layer in model.named_modules():
-        own = [value for value in layer._parameters.values() if value is not None]
+        own = _own(layer)
         trained = any(own_name in parameters for own_name in own_names(name, layer))
         if trained and _is_plain(layer) and all(uses.count(id(value)) == 1 for value in own):
             found[name] = layer
     return found
+
+
+def _own(layer: nn.Module) -> list[nn.Parameter]:
+    return [value for _, value in layer.named_parameters(recurse=False, remove_duplicate=False)]
 
 
 def _is_plain(layer: nn.Module) -> bool:

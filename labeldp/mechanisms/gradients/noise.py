@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,8 +22,8 @@ _TOP = (1 << 53) - 1
 def gaussian_on(device: torch.device, size: int, std: float, rng: SecureRandom) -> Callable[[], Tensor]:
     """Begin to draw `size` Gaussian floats; call the result for them, (size,) float64 on the device.
 
-    The law of `SecureRandom.gaussian`, and its limits: (g + g′)/√2 of two Box–Muller normals on 53-bit uniforms, in
-    float64. Logarithms and tangents are what takes time there, and what a device has units for.
+    The distribution of `SecureRandom.gaussian`, and its limits: (g + g′)/√2 of two Box–Muller normals on 53-bit
+    uniforms, in float64. Logarithms and tangents are what takes time there, and what a device has units for.
 
     >>> gaussian_on(torch.device("cpu"), 3, 2.0, SecureRandom())().shape
     torch.Size([3])
@@ -37,11 +36,8 @@ def gaussian_on(device: torch.device, size: int, std: float, rng: SecureRandom) 
 
 def _words(size: int, rng: SecureRandom) -> list[Tensor]:
     starts = range(0, max(size, 1), _NORMALS_AT_ONCE)
-    return [torch.as_tensor(_signed(rng, min(_NORMALS_AT_ONCE, size - start))) for start in starts]
-
-
-def _signed(rng: SecureRandom, normals: int) -> npt.NDArray[np.int64]:
-    return rng.words(4 * ((normals + 1) // 2)).view(np.int64).reshape(4, -1)
+    sizes = [4 * ((min(_NORMALS_AT_ONCE, size - start) + 1) // 2) for start in starts]
+    return [torch.as_tensor(rng.words(words).view(np.int64).reshape(4, -1)) for words in sizes]
 
 
 def normals(words: Tensor) -> Tensor:

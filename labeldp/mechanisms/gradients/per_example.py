@@ -2,7 +2,18 @@
 
 Parameters are the trainable ones, in the order of `model.parameters()`, flattened into one vector (P,). No row's
 gradient depends on which other rows are in the batch (see `layer_gradients`).
+
+Bounded gradient sums recorded once as a CUDA graph and replayed: one launch in place of hundreds.
+
+A small network keeps a GPU busy for a tenth of the time that its host needs to launch the kernels of one step. Batches
+drawn in secret have another size each time; they are filled up with rows of weight zero to one of a few sizes, each of
+which is recorded when it is met for the second time. (A fixed set of sizes also hides how large a batch was from
+whoever measures time.)
 """
+
+# torch's own types are partly unknown; all else is checked strictly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -12,7 +23,7 @@ from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
 
 from labeldp.mechanisms.gradients.layers import (
     DIRECT,
@@ -24,7 +35,6 @@ from labeldp.mechanisms.gradients.layers import (
     Table,
     cross_entropy,
     full_precision,
-    norms,
     own_generator,
     pieces,
     plan_for,
@@ -41,6 +51,7 @@ __all__ = [
     "candidates_of",
     "clip_factors",
     "clipped_sum",
+    "columns_of",
     "cross_entropy",
     "device_of",
     "gradients",
@@ -63,8 +74,6 @@ _BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 ROUNDING = 2.0**-11
 # A smaller factor is no longer a normal number of float32 in the end.
 SMALLEST = 2.0**-120
-# The table of group sums that is in memory at once, in bytes.
-_GROUP_BYTES = 1 << 29
 
 
 def parameter_vector(model: nn.Module) -> Tensor:
@@ -126,23 +135,17 @@ def clipped_sum(
     labels: Tensor,
     *,
     clip: float,
-    groups: Tensor | None = None,
-    num_groups: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
     """Σ_i g_i · min(1, clip / |g_i|) over the rows, (P,), in float32 or wider; no table of all rows is kept.
 
-    With `groups` (a number 0 … num_groups − 1 per row, say of a user) the gradients of a group are added up first and
-    the sum of each group is clipped. A row or group whose gradient is not finite counts as zero: it keeps the bound,
-    and no error tells that it happened.
+    A row whose gradient is not finite counts as zero: it keeps the bound, and no error says that it happened.
 
     >>> model = nn.Linear(1, 2, bias=False)
     >>> two = torch.tensor([[3.0], [0.25]]), torch.tensor([0, 1])
     >>> clipped_sum(model, lambda logits, labels: logits[:, 0], *two, clip=1.0).round(decimals=2)
     tensor([1.2500, 0.0000])
     """
-    if groups is not None:
-        return _clipped_groups(model, loss, inputs, labels, clip, groups, num_groups or 0, chunk)
     return bounded_sum(model, loss, inputs, labels, partial(norm_factors, clip), chunk=chunk)
 
 
@@ -160,14 +163,14 @@ def bounded_sum(
 
     Without `num_classes` each row has one candidate, its own label: `factors` sees its squared norm, (b, 1, 1). With it
     the candidates are the gradients under each of the labels 0 … num_classes − 1; `factors` sees their inner products,
-    and of its answers that of the row's label is used.
+    and of its responses that of the row's label is used.
     """
     every, choice = candidates_of(labels, num_classes)
     total = _zeros(model)
     for rows, found in _chunks(model, loss, inputs, every, chunk):
         total += bounded(found, factors, choice[rows], model)
     # A gradient that is not finite has the factor zero, but zero times infinity is not a number. Rare, and found by
-    # one look at the sum (the only wait for the device); then everything is done again with such entries removed.
+    # one query at the sum (the only wait for the device); then everything is done again with such entries removed.
     if not bool(total.isfinite().all()):
         total = _zeros(model)
         for rows, found in _chunks(model, loss, inputs, every, chunk, direct=True):
@@ -221,54 +224,22 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
     return torch.where(norms.isfinite() & (factors >= SMALLEST), factors, 0.0)
 
 
-def _clipped_groups(
-    model: nn.Module,
-    loss: Loss,
-    inputs: Inputs,
-    labels: Tensor,
-    clip: float,
-    groups: Tensor,
-    num_groups: int,
-    chunk: int | None,
-) -> Tensor:
-    """As many groups at once as memory allows."""
-    total = _zeros(model)
-    step = max(1, _GROUP_BYTES // (4 * max(1, len(total))))
-    for start in range(0, num_groups, step):
-        count = min(step, num_groups - start)
-        rows, own = slice(None), groups
-        if count < num_groups:
-            rows = ((groups >= start) & (groups < start + count)).nonzero()[:, 0]
-            own = groups[rows] - start
-        some = tuple(column[rows] for column in _columns(inputs))
-        sums = total.new_zeros(count, len(total))
-        for part, found in _chunks(model, loss, some, labels[rows][:, None], chunk):
-            with full_precision():
-                sums.index_add_(0, own[part], table(found, trainable(model))[:, 0])
-        factors = clip_factors(norms(sums), clip)
-        total += (sums.nan_to_num_(0.0, 0.0, 0.0) * factors.to(sums.dtype)[:, None]).sum(0)
-    return total
-
-
 def _chunks(
     model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, chunk: int | None, direct: bool = False
 ) -> Iterator[tuple[slice, list[Piece]]]:
     """The gradients of consecutive rows under the labels (b, k), as terms, with the rows they belong to."""
     refuse_batch_norm(model)
-    parameters, columns = trainable(model), _columns(inputs)
+    parameters, columns = trainable(model), columns_of(inputs)
     if len(labels) == 0 or not parameters:
         return
     plan = plan_for(model, loss, columns, parameters)
     plan = DIRECT if direct and not plan.alone else plan
-    step = chunk or _even(len(labels), rows_at_once(plan, parameters, labels.shape[1]))
+    # Equal chunks of at most as many rows as fit.
+    most = rows_at_once(plan, parameters, labels.shape[1])
+    step = chunk or math.ceil(len(labels) / math.ceil(len(labels) / most))
     for start in range(0, len(labels), step):
         rows = slice(start, start + step)
         yield rows, pieces(plan, model, loss, _laid_out(columns, rows), labels[rows], parameters)
-
-
-def _even(rows: int, most: int) -> int:
-    """The size of equal chunks of at most `most` rows."""
-    return math.ceil(rows / math.ceil(rows / most))
 
 
 def _laid_out(columns: Columns, rows: slice) -> Columns:
@@ -304,18 +275,12 @@ def trainable(model: nn.Module) -> Parameters:
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def _columns(inputs: Inputs) -> Columns:
+def columns_of(inputs: Inputs) -> Columns:
+    """Return the inputs as one tensor per argument of the model."""
     return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
-# --- replay --------------------
-#
-# Bounded gradient sums recorded once as a CUDA graph and replayed: one launch in place of hundreds.
-#
-# A small network keeps a GPU busy for a tenth of the time that its host needs to launch the kernels of one step. Batches
-# drawn in secret have another size each time; they are filled up with rows of weight zero to one of a few sizes, each of
-# which is recorded when it is met for the second time. (A fixed set of sizes also hides how large a batch was from
-# whoever measures time.)
+# -- sums recorded once as a CUDA graph and replayed ---------------------------------------------------------
 
 
 # Runs before a recording: libraries choose their algorithms and take their workspace then.

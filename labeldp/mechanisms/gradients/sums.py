@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from labeldp.core.events import Event, Gaussian, PoissonGaussian
 from labeldp.core.random import SecureRandom
-from labeldp.core.vault import LabelArray, checked_classes, checked_integer, same_classes
+from labeldp.core.vault import LabelArray
+from labeldp.mechanisms.common import checked_classes, checked_integer, same_classes
 from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, own_generator
 from labeldp.mechanisms.gradients.noise import gaussian_on
 from labeldp.mechanisms.gradients.per_example import (
@@ -26,6 +27,7 @@ from labeldp.mechanisms.gradients.per_example import (
     Inputs,
     ReplayedSum,
     bounded_sum,
+    columns_of,
     device_of,
     gradients,
     norm_factors,
@@ -33,9 +35,7 @@ from labeldp.mechanisms.gradients.per_example import (
 )
 from labeldp.releases import NoisyGradient
 
-# --- bounds --------------------
-#
-# Bounds on what one row can add to a gradient sum, as values: radius R, diameter D, and how they are kept.
+# -- bounds on what one row can add --------------------------------------------------------------------------
 
 
 _SHORTEST, _LONGEST = 1e-10, 1e10
@@ -153,8 +153,8 @@ class GradientSum:
     computed from its own features and label alone. So replacing the label of row i changes v_i and nothing else; the
     bound gives |v_i| ≤ R whatever the label and moves it by at most D. q = 1: a Gaussian sum moved by at most D. q < 1:
     given all other rows' draws, the sum is shifted by v_i with probability at most q, by 0 otherwise, which is the pair
-    of laws of `PoissonGaussian(s, R, D, q)`. Neither the batch nor its size leaves this class: the divisor is q·n.
-    Weights read at later steps are functions of earlier releases, so steps compose adaptively.
+    of distributions of `PoissonGaussian(s, R, D, q)`. Neither the batch nor its size leaves this class: the divisor is
+    q·n. Weights read at later steps are functions of earlier releases, so steps compose adaptively.
 
     Rounding. Factors are rounded down so that each v_i computed in float32 keeps its bound; sums of rows are float32
     too, and what they lose (some 10⁻⁷ of the sum) the event does not include. Noise is drawn and added in float64.
@@ -214,7 +214,7 @@ class GradientSum:
 
         Model and loss are tried on the first row with every label, so that what can fail fails before it is paid for.
         """
-        rows = {len(column) for column in _columns(self.inputs)}
+        rows = {len(column) for column in columns_of(self.inputs)}
         if num_rows == 0 or rows != {num_rows}:
             raise ValueError(f"inputs has {sorted(rows)} rows, the data {num_rows}; give one row per label, at least 1")
         refuse_batch_norm(self.model)
@@ -239,7 +239,7 @@ class GradientSum:
     @property
     def expected_batch(self) -> float:
         """q·n: what the sum is divided by, whatever the batch."""
-        return self.rate * len(_columns(self.inputs)[0])
+        return self.rate * len(columns_of(self.inputs)[0])
 
     # -- the sum --------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class GradientSum:
         device = device_of(self.model)
         chosen = labels if rows is None else labels[rows]
         truth = torch.as_tensor(chosen.astype(np.int64)).to(device)
-        columns = _columns(self.inputs)
+        columns = columns_of(self.inputs)
         if rows is not None:
             index = torch.as_tensor(rows)
             columns = tuple(column[index.to(column.device)] for column in columns)
@@ -273,7 +273,7 @@ class GradientSum:
         """Of the first row, (1, K)."""
         device = device_of(self.model)
         with torch.no_grad():
-            return self.model(*(column[:1].to(device) for column in _columns(self.inputs)))
+            return self.model(*(column[:1].to(device) for column in columns_of(self.inputs)))
 
     def _try_first_row(self, num_classes: int) -> None:
         with isolated(self.model, self.precision, SecureRandom()):
@@ -287,7 +287,7 @@ class GradientSum:
             if losses.shape != (num_classes,):
                 shown = tuple(losses.shape)
                 raise ValueError(f"loss gives {shown} for {num_classes} rows; it must give one number per row")
-            first = tuple(column[:1].to(logits.device) for column in _columns(self.inputs))
+            first = tuple(column[:1].to(logits.device) for column in columns_of(self.inputs))
             gradients(self.model, self.loss, first, every[:1])
 
 
@@ -310,7 +310,3 @@ def isolated(model: nn.Module, precision: torch.dtype | None, rng: SecureRandom)
     cast: Any = torch.autocast(device.type, dtype=precision, enabled=precision is not None)
     with own_generator(int(rng.words(1)[0]) >> 1, device), cast:
         yield
-
-
-def _columns(inputs: Inputs) -> tuple[Tensor, ...]:
-    return inputs if isinstance(inputs, tuple) else (inputs,)

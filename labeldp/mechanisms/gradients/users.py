@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,14 @@ from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelArray
 from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, norms
 from labeldp.mechanisms.gradients.noise import gaussian_on
-from labeldp.mechanisms.gradients.per_example import Inputs, clip_factors, device_of, gradients, parameter_vector
+from labeldp.mechanisms.gradients.per_example import (
+    Inputs,
+    clip_factors,
+    columns_of,
+    device_of,
+    gradients,
+    parameter_vector,
+)
 from labeldp.mechanisms.gradients.sums import GradientSum, NormBound, isolated, poisson_batch
 from labeldp.mechanisms.users import Charge, Users
 from labeldp.releases import FloatArray, NoisyGradient
@@ -35,8 +42,8 @@ class UserGradientSum:
 
     Proof. Replacing all labels of user u changes v_u and no other vector. |v_u| ≤ C whatever its labels, so v_u moves
     by at most 2C. The user is in the batch with probability q, independently of the others and of all labels. That is
-    the law of one clipped row among rows sampled at q (`PoissonGaussian`: radius C, diameter 2C), with users for rows;
-    q = 1 is a Gaussian sum moved by at most 2C.
+    the distribution of one clipped row among rows sampled at q (`PoissonGaussian`: radius C, diameter 2C), with users
+    for rows; q = 1 is a Gaussian sum moved by at most 2C.
 
     Args:
         model: its trainable weights are read at every draw. They are public: made from earlier releases.
@@ -87,7 +94,7 @@ class UserGradientSum:
         return PoissonGaussian(self.noise_std, self.bound.radius, self.bound.diameter, self.rate)
 
     def charges(self, users: Users) -> Sequence[Charge]:
-        """One look for every user, however many rows it has."""
+        """One query for every user, however many rows it has."""
         if not users.same_as(self.users):
             raise ValueError(
                 f"the mechanism was made for {self.users}, grouped otherwise than the {users} asked; make it with "
@@ -137,24 +144,16 @@ class UserGradientSum:
         place[chosen] = np.arange(len(chosen))
         rows = np.flatnonzero(place[self.users.owner] >= 0)
         sums = torch.zeros(len(chosen), size, dtype=torch.float32, device=device)
-        for part in self._pieces(rows, size):
+        step = self.chunk or max(1, min(1 << 14, _TABLE_BYTES // (4 * max(1, size))))
+        for part in (rows[start : start + step] for start in range(0, len(rows), step)):
             index = torch.as_tensor(part)
-            batch = tuple(column[index.to(column.device)].to(device) for column in _columns(self.inputs))
+            batch = tuple(column[index.to(column.device)].to(device) for column in columns_of(self.inputs))
             truth = torch.as_tensor(labels[part].astype(np.int64)).to(device)
             table = gradients(self.model, self.loss, batch, truth, chunk=self.chunk).float()
             if self.weights is not None:
                 table = table * torch.as_tensor(self.weights[part], dtype=torch.float32).to(device)[:, None]
             sums.index_add_(0, torch.as_tensor(place[self.users.owner[part]]).to(device), table)
         return sums
-
-    def _pieces(self, rows: npt.NDArray[np.intp], size: int) -> Iterator[npt.NDArray[np.intp]]:
-        step = self.chunk or max(1, min(1 << 14, _TABLE_BYTES // (4 * max(1, size))))
-        for start in range(0, len(rows), step):
-            yield rows[start : start + step]
-
-
-def _columns(inputs: Inputs) -> tuple[Tensor, ...]:
-    return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
 def _checked_weights(weights: Any, num_rows: int) -> FloatArray:
