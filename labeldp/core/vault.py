@@ -263,7 +263,9 @@ class LabelVault:
             if self._whole is not None:
                 whole, own = self._whole
                 there = [(e, n, rows if own is None else own if rows is None else own[rows]) for e, n, rows in charges]
-                whole._charge(there, query_id)
+                # A counter of one part must not be taken for paid when another part, of other rows, brings it.
+                known = query_id if query_id is None or own is None else f"{query_id} {digest(own)}"
+                whole._charge(there, known)
             self._keep(new, charges, query_id)
             self._ledger = new
             if query_id is not None:

@@ -202,3 +202,15 @@ def test_a_vault_that_does_not_count_by_rows_refuses_batches():
     with pytest.raises(ValueError, match="row by row"):
         box.lease_batches([RR, RR], 1, [[0], [1]])
     assert box.certificate().epsilon == 0.0
+
+
+def test_a_counter_paid_for_by_one_part_is_paid_for_again_by_another(tmp_path):
+    whole = LabelVault([0, 1, 1, 0], 2)
+    with QueryCounter(tmp_path / "t", {}) as counter:
+        for rows in ([0, 1], [2, 3]):
+            part = whole.part(rows)
+            part.lease(RandomizedResponse(1.0, 2), 1, counter=counter)
+            # The same part again, as a run that goes on: nothing more to pay.
+            part.lease(RandomizedResponse(1.0, 2), 1, counter=counter)
+    assert [(group.rows, len(group.queries)) for group in whole.ledger.groups()] == [(4, 1)]
+    assert whole.certificate().epsilon == 1.0
