@@ -1,5 +1,6 @@
 # make demo   train on a real table's secret labels, beside models without privacy; verify the result, write its report
 # make test   the tests, in six minutes on two cores (make test-slow: long statistics and whole runs; make test-fresh: new noise)
+# make stress campaigns: kills, races, fuzzing, attacks with 10^7 draws (hours; pytest tests/stress -m stress -k NAME for one)
 # make check  ruff and pyright
 # make docs   the site from docs/, in build/site; a warning is an error
 # make bench  every benchmark in benchmarks/, ours beside a reference (projection.py is long on a CPU: run it by hand)
@@ -7,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-fresh check format docs bench clean
+.PHONY: demo test test-slow test-fresh stress check format docs bench clean
 
 demo: .venv/train.stamp
 	@rm -rf demo
@@ -21,6 +22,9 @@ test-slow: .venv/dev.stamp
 
 test-fresh: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal --fresh
+
+stress: .venv/dev.stamp
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m stress tests/stress
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -86,7 +86,7 @@ def measure(name: str, epsilon: float, device: str) -> dict[str, float | str]:
     begun, busy = time.perf_counter(), time.process_time()
     classes = CONTESTANTS[name](train, found.vault, epsilon, test).cpu()
     seconds, worked = time.perf_counter() - begun, time.process_time() - busy
-    right = (classes == torch.as_tensor(found.test_labels)).double().mean().item()
+    right = (classes == torch.as_tensor(found.test_labels.values)).double().mean().item()
     spent = found.vault.certificate(DELTA).epsilon
     return {"method": name, "epsilon": spent, "accuracy": 100 * right, "seconds": seconds, "processor": worked}
 

@@ -25,13 +25,21 @@ from labeldp.features.encoders import OverCrops, begin_as
 from labeldp.learning import optimisers as schedules
 from labeldp.learning.optimisers import adam, rmsprop, sgd
 from labeldp.learning.progress import Report
-from labeldp.learning.train import accuracy, fit
+from labeldp.learning.train import Inputs, accuracy, fit, predict
 from labeldp.learning.tuning import tune
 from labeldp.models import zoo
-from labeldp.recipes import cluster_votes, distil, labeldp_pro, lp_mst, one_shot, per_row, rounds, ssl_prior
-from labeldp.recipes.catalogue import BY_KEY
+from labeldp.recipes import cluster_votes, distil, labeldp_pro, lp_mst, one_shot, per_row, ratings, rounds, ssl_prior
+from labeldp.recipes.catalogue import BY_KEY, keys
+from labeldp.recipes.job import Job, public_seed
+from labeldp.recipes.job import run as run_recipe
+from labeldp.results.measure import auc
 
-MODELS: dict[str, Callable[[int, int], nn.Module]] = {
+_OF_TABLES: dict[str, Callable[[int, Any], nn.Module]] = {
+    "collaborative_filter": lambda num_classes, shape: zoo.collaborative_filter(shape[0], shape[1], num_classes),
+    "attribution_network": lambda num_classes, shape: zoo.attribution_network(shape[0], shape[1], num_classes),
+}
+# By the number of classes and what `experiments.run.shape_of` says of the inputs.
+MODELS: dict[str, Callable[[int, Any], nn.Module]] = {
     "small_inception": zoo.small_inception,
     "mnist_cnn": zoo.mnist_cnn,
     "cifar_cnn": lambda num_classes, _channels: zoo.cifar_cnn(num_classes),
@@ -39,6 +47,7 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "wide_resnet": lambda num_classes, channels: zoo.wide_resnet(num_classes, channels=channels),
     "wide_resnet_10_2": lambda num_classes, channels: zoo.wide_resnet(num_classes, 10, 2, channels),
     "vgg16": zoo.vgg16,
+    **_OF_TABLES,
     # A linear head on features; the recipe makes it.
     "head": lambda _num_classes, _channels: nn.Identity(),
 }
@@ -63,8 +72,14 @@ DENOISERS = {
     "self_span": labeldp_pro.self_span,
     "self_conv": labeldp_pro.self_conv,
 }
-METRICS: dict[str, Callable[[nn.Module, Tensor, Any], float]] = {
+METRICS: dict[str, Callable[[nn.Module, Inputs, Any], float]] = {
     "accuracy": lambda model, images, labels: 100 * accuracy(model, images, labels),
+    "rmse": lambda model, pairs, labels: ratings.root_mean_square_error(
+        ratings.expected_rating(predict(model, pairs)), 1 + torch.as_tensor(labels)
+    ),
+    "auc": lambda model, rows, labels: auc(
+        predict(model, rows).double() @ torch.tensor([-1.0, 1.0]).to(rows[0]).double(), labels
+    ),
 }
 
 
@@ -72,12 +87,12 @@ METRICS: dict[str, Callable[[nn.Module, Tensor, Any], float]] = {
 class Training:
     """What an adapter gets for one run: everything on its device, the labels in a vault of their own.
 
-    `kept` is a folder of studies that runs may share (`experiments.kept_studies`); what an adapter puts into `notes`
-    goes to the run's line.
+    `kept` is a folder of moments and taught networks that runs may share (`experiments.kept_studies`); what an adapter
+    puts into `notes` goes to the run's line.
     """
 
     model: nn.Module
-    inputs: Tensor
+    inputs: Any
     vault: LabelVault
     epsilon: float
     seed: int
@@ -104,9 +119,44 @@ def responses(key: str) -> Adapter:
     recipe = BY_KEY[key].function()
 
     def train(job: Training) -> nn.Module:
-        return recipe(job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
+        return recipe(job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0], **_of_users(job))
 
     return train
+
+
+def _of_users(job: Training) -> dict[str, Any]:
+    """Return the settings of user-level runs: how many rows of a user count, and whether all labels respond alike."""
+    return {name: job.settings[name] for name in _USERS_MAY_HAVE if name in job.settings}
+
+
+def catalogued(key: str) -> Adapter:
+    """Run any recipe of the catalogue that trains a network or a layer, with its defaults less what `settings` has."""
+
+    def train(job: Training) -> nn.Module:
+        settings, linear = job.settings, BY_KEY[key].network == "linear"
+        public = semi.public_of(job) if "features" in settings else None
+        features = job.inputs.flatten(1).float() if public is None else public.features
+        made = Job(
+            features, features if linear else job.inputs, job.vault, job.epsilon, settings.get("delta", 0.0),
+            None if linear else job.model, settings.get("settings", {}), job.seed, job.report,
+        )  # fmt: skip
+        with public_seed(job.seed):
+            found = run_recipe(BY_KEY[key], made)
+        layer = getattr(found, "model", found)
+        if not linear:
+            return layer
+        return nn.Sequential(nn.Flatten(), layer) if public is None else public.on_images(layer)
+
+    return train
+
+
+def rated(job: Training) -> nn.Module:
+    """Ratings as classes, by LP-MST with as many stages as there are shares."""
+    settings = job.settings
+    return ratings.train(
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0], shares=settings["shares"],
+        temperature=settings["temperature"], seed=job.seed,
+    )  # fmt: skip
 
 
 def stages(job: Training) -> nn.Module:
@@ -127,7 +177,7 @@ def gradients(job: Training) -> nn.Module:
     given = {"noise_multiplier": settings["noise_multiplier"]} if "noise_multiplier" in settings else {}
     denoiser = named("denoiser", settings["denoiser"], DENOISERS)
     return labeldp_pro.train(
-        job.model, job.inputs.float(), job.vault,
+        job.model, job.inputs.float() if isinstance(job.inputs, Tensor) else job.inputs, job.vault, **_of_users(job),
         delta=settings["delta"], **(given or {"epsilon": job.epsilon}), epochs=settings["epochs"],
         batch_size=settings["batch_size"], bound=_bound(settings), denoiser=denoiser(**settings.get("projection", {})),
         optimizer=_descent(settings), schedule=named("schedule", settings["schedule"], SCHEDULES)(),
@@ -136,13 +186,13 @@ def gradients(job: Training) -> nn.Module:
 
 
 def query(job: Training) -> nn.Module:
-    """One look: features, moment, head."""
+    """One-shot moment: features, moment, head."""
     public = semi.public_of(job)
     return public.on_images(_shot(job, public, job.epsilon, public.features).layer)
 
 
-def look_and_student(job: Training) -> nn.Module:
-    """One look, then a network on the head's probabilities, in generations matched to the moment."""
+def moment_and_student(job: Training) -> nn.Module:
+    """One moment, then a network on the head's probabilities, in generations matched to the moment."""
     public, settings = semi.public_of(job), job.settings
     shot = _shot(job, public, job.epsilon, public.features)
     if "start" in settings:
@@ -153,8 +203,8 @@ def look_and_student(job: Training) -> nn.Module:
     )  # fmt: skip
 
 
-def look_and_linear_student(job: Training) -> nn.Module:
-    """One look at a graph's features, then a linear layer on the plain ones, taught by the head's surest labels."""
+def moment_and_linear_student(job: Training) -> nn.Module:
+    """One moment of a graph's features, then a linear layer on the plain ones, taught by the head's surest labels."""
     public, settings = semi.public_of(job), job.settings
     plain, classes = public.plain, job.vault.num_classes
     taught = _shot(job, public, job.epsilon, public.features).probabilities(public.features)
@@ -166,8 +216,8 @@ def look_and_linear_student(job: Training) -> nn.Module:
     return plain.on_images(student)
 
 
-def look_and_all_features(job: Training) -> nn.Module:
-    """One look, at a graph of the features where one is asked for, then a linear student on all of them."""
+def moment_and_all_features(job: Training) -> nn.Module:
+    """One moment, of a graph of the features where one is asked for, then a linear student on all of them."""
     public, settings = semi.public_of(job), job.settings
     if "graph" not in settings:
         shot = _shot(job, public, job.epsilon, public.features)
@@ -190,8 +240,8 @@ class _Probabilities(nn.Module):
         return self._student.probabilities(rows).clamp_min(1e-12).log()
 
 
-def several_looks(job: Training) -> nn.Module:
-    """As many looks as there are shares, each with a student."""
+def several_moments(job: Training) -> nn.Module:
+    """As many moments as there are shares, each with a student."""
     public = semi.public_of(job)
 
     def once(features: Tensor, vault: LabelVault, /, *, epsilon: float, delta: float, folder: Any) -> Any:
@@ -206,20 +256,20 @@ def several_looks(job: Training) -> nn.Module:
     ).model  # fmt: skip
 
 
-def look_and_answers(job: Training) -> nn.Module:
-    """One look, then answers under its head as prior."""
+def moment_and_responses(job: Training) -> nn.Module:
+    """One moment, then responses under its head as prior."""
     return semi.look_and_ask(job, semi.public_of(job), _fits(job)[0], shares=job.settings["shares"])
 
 
-def linear_answers(job: Training) -> nn.Module:
-    """Randomized response, then a linear layer on features by the answers' likelihood."""
+def linear_responses(job: Training) -> nn.Module:
+    """Randomized response, then a linear layer on features by the responses' likelihood."""
     public = semi.public_of(job)
     layer = per_row.forward(_layer(job, public), public.features, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
     return public.on_images(layer)
 
 
-def linear_look_and_answers(job: Training) -> nn.Module:
-    """`look_and_answers` with a linear layer on features as the model."""
+def linear_moment_and_responses(job: Training) -> nn.Module:
+    """`moment_and_responses` with a linear layer on features as the model."""
     public = semi.public_of(job)
     linear = replace(job, model=_layer(job, public), inputs=public.features)
     return public.on_images(semi.look_and_ask(linear, public, _fits(job)[0], shares=job.settings["shares"]))
@@ -233,7 +283,7 @@ def _layer(job: Training, public: public_features.Public) -> nn.Linear:
 
 
 def cluster_prior(job: Training) -> nn.Module:
-    """Noisy class counts of clusters of the features, then answers under them."""
+    """Noisy class counts of clusters of the features, then responses under them."""
     settings, many = job.settings, job.settings["clusters"]
     part = None
     if settings.get("part") == "fitted":
@@ -291,33 +341,46 @@ _EVERY_NEEDS = frozenset({"dataset", "model", "recipe", "epochs"})
 _EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick", "start", "mirrored"})
 _FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "augment"})
 _FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled"})
-_LOOKS_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
-_LOOKS_MAY_HAVE = frozenset({"diameter", "projection", "momentum", "average", "noise_multiplier"})
+_DESCENT_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
+_DESCENT_MAY_HAVE = frozenset({"diameter", "projection", "momentum", "average", "noise_multiplier", "cap"})
+_USERS_MAY_HAVE = ("cap", "alike")
 _HEAD_NEEDS = frozenset({"delta", "features"})
 
 FAMILIES: dict[str, Family] = {
-    **{key: Family(responses(key), _FIT_NEEDS, _FIT_MAY_HAVE) for key in ("rr", "debiased", "forward", "alibi")},
+    # Whatever the catalogue has is run with its defaults, unless an adapter below sets more of it.
+    **{
+        key: Family(catalogued(key), frozenset(), frozenset({"settings", "features"}))
+        for key in keys("classes")
+        if BY_KEY[key].network
+    },
+    **{
+        key: Family(responses(key), _FIT_NEEDS, _FIT_MAY_HAVE | set(_USERS_MAY_HAVE if BY_KEY[key].users else ()))
+        for key in keys("classes")
+        if BY_KEY[key].classes.startswith("per_row.") and (BY_KEY[key].loop, BY_KEY[key].network) == ("fit", "any")
+    },
+    "ratings": Family(rated, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE),
     "lp_mst": Family(
         stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}
     ),
-    "labeldp_pro": Family(gradients, _LOOKS_NEED, _LOOKS_MAY_HAVE),
+    "labeldp_pro": Family(gradients, _DESCENT_NEED, _DESCENT_MAY_HAVE),
     "one_shot": Family(query, _HEAD_NEEDS, frozenset()),
     "one_shot_student": Family(
-        look_and_student, _HEAD_NEEDS | _FIT_NEEDS | {"generations"}, _FIT_MAY_HAVE | {"confidence"}
+        moment_and_student, _HEAD_NEEDS | _FIT_NEEDS | {"generations"}, _FIT_MAY_HAVE | {"confidence"}
     ),
     "one_shot_linear_student": Family(
-        look_and_linear_student, _HEAD_NEEDS | _FIT_NEEDS | {"surest"}, _FIT_MAY_HAVE
+        moment_and_linear_student, _HEAD_NEEDS | _FIT_NEEDS | {"surest"}, _FIT_MAY_HAVE
     ),
-    "linear_student": Family(look_and_all_features, _HEAD_NEEDS, frozenset({"graph"})),
+    "linear_student": Family(moment_and_all_features, _HEAD_NEEDS, frozenset({"graph"})),
+    "one_shot+linear": Family(moment_and_all_features, _HEAD_NEEDS, frozenset({"graph"})),
     "one_shot_prior": Family(
-        look_and_answers, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
+        moment_and_responses, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
     ),
-    "linear_answers": Family(linear_answers, _FIT_NEEDS | {"features"}, _FIT_MAY_HAVE),
+    "linear_answers": Family(linear_responses, _FIT_NEEDS | {"features"}, _FIT_MAY_HAVE),
     "linear_one_shot_prior": Family(
-        linear_look_and_answers, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
+        linear_moment_and_responses, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
     ),
     "rounds": Family(
-        several_looks, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"confidence"}
+        several_moments, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"confidence"}
     ),
     "ssl_prior": Family(
         cluster_prior, _FIT_NEEDS | {"features", "clusters"}, _FIT_MAY_HAVE | {"learn", "part"}
@@ -332,7 +395,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "one_shot_fixmatch": Family(
         semi.head_and_fixmatch, _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"per_class"},
-        semi.FIXMATCH_MAY_HAVE | {"student"},
+        semi.FIXMATCH_MAY_HAVE | {"student", "linear", "graph"},
     ),
     "one_shot_answers": Family(
         semi.head_and_answers, _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"share", "learn"}, semi.FIXMATCH_MAY_HAVE
@@ -340,7 +403,7 @@ FAMILIES: dict[str, Family] = {
     "one_shot_studied": Family(
         semi.studied_head_and_answers,
         _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"learn", "study", "student"},
-        semi.VIEWS_MAY_HAVE | {"average", "aligned", "shares", "share", "first"},
+        semi.VIEWS_MAY_HAVE | {"average", "aligned", "shares", "share", "first", "linear"},
     ),
     "one_shot_aug_descent": Family(
         semi.head_and_two_networks, _HEAD_NEEDS | semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE
@@ -360,6 +423,7 @@ FAMILIES: dict[str, Family] = {
         pate.MAY_HAVE | semi.FIXMATCH_MAY_HAVE,
     ),
     "noise_cluster": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset()),
+    "cluster_votes": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset()),
 }  # fmt: skip
 
 
@@ -380,15 +444,19 @@ def check_settings(run: Run) -> None:
 
 def train(
     run: Run,
-    inputs: Tensor,
+    inputs: Any,
     vault: LabelVault,
     report: Report | None,
     kept: Path | None = None,
     notes: dict[str, Any] | None = None,
+    shape: Any = None,
 ) -> nn.Module:
-    """The run's recipe with the run's settings, on a fresh model; `kept` and `notes` as in `Training`."""
+    """The run's recipe with the run's settings, on a fresh model; `kept` and `notes` as in `Training`.
+
+    `shape` is what a network must know of its inputs; of images it is seen when None.
+    """
     check_settings(run)
-    made = model(run.settings, inputs, vault.num_classes, run.seed)
+    made = model(run.settings, inputs, vault.num_classes, run.seed, shape)
     job = Training(
         made, inputs, vault, run.epsilon, run.seed, run.settings, report, kept, {} if notes is None else notes
     )
@@ -396,10 +464,17 @@ def train(
     return OverCrops(trained, side=1.0, grid=1) if run.settings.get("mirrored", False) else trained
 
 
-def model(settings: Mapping[str, Any], images: Tensor, num_classes: int, seed: int) -> nn.Module:
-    """A fresh model for these images."""
+def model(settings: Mapping[str, Any], images: Any, num_classes: int, seed: int, shape: Any = None) -> nn.Module:
+    """A fresh model for these images, or for the rows of a table."""
+    of_table = isinstance(images, tuple)
+    make = named("model", settings["model"], MODELS)
+    if of_table != (settings["model"] in _OF_TABLES):
+        kind = "no set of images" if of_table else "a set of images"
+        raise ValueError(f"model={settings['model']!r} does not fit dataset={settings['dataset']!r}, which is {kind}")
     torch.manual_seed(seed)
-    made = named("model", settings["model"], MODELS)(num_classes, images.shape[1])
+    made = make(num_classes, images.shape[1] if shape is None else shape)
+    if of_table:
+        return made.to(images[0].device)
     made = made.to(images.device, memory_format=torch.channels_last)
     if "start" in settings:
         public_features.fill(made, settings["start"], images)
@@ -429,8 +504,10 @@ def _fits(job: Training) -> list[Any]:
     ]
 
 
-def _changes(settings: Mapping[str, Any]) -> augment.Augment:
-    """The changes by name; "learned" is AutoAugment's policy with crop and mirror, alone."""
+def _changes(settings: Mapping[str, Any]) -> augment.Augment | None:
+    """The changes by name, None for rows of a table; "learned" is AutoAugment's policy with crop and mirror, alone."""
+    if not settings["augment"]:
+        return None
     if settings["augment"] == ["learned"]:
         return semi.views(settings, learned_view())[1]
     return augment.compose(*(named("augment", name, AUGMENTS) for name in settings["augment"]))

@@ -87,7 +87,7 @@ def probe(encoder: Encoder, train_set: benchmarks.Benchmark, device: str) -> flo
     gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
     moment = (torch.nn.functional.one_hot(labels).to(rows.dtype).T @ rows).double()
     weights = torch.linalg.solve(gram, moment.T).to(rows.dtype)
-    right = (held @ weights).argmax(1).cpu() == torch.as_tensor(train_set.test_labels)
+    right = (held @ weights).argmax(1).cpu() == torch.as_tensor(train_set.test_labels.values)
     return 100 * right.double().mean().item()
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 from experiments.settings import Run
 from labeldp.core import certificate
+from labeldp.core.ledger import ONE_USER
 
 FIELDS = (
     "dataset", "method", "epsilon", "delta", "accounting", "seed", "metric", "value", "seconds", "device", "commit",
     "settings", "certificate",
 )  # fmt: skip
-ACCOUNTING = "label-substitution"
+# By what may be replaced: one label, or all labels of one user.
+ACCOUNTING, OF_USERS = "label-substitution", "user-substitution"
 # Noise is calibrated from above, so a claim may stay a little below what was asked for.
 _SLACK = 0.01
 
@@ -57,13 +59,22 @@ def check(record: Record) -> list[str]:
     absent = [name for name in FIELDS if name not in record]
     if absent:
         return [f"fields missing: {', '.join(absent)}"]
-    if record["accounting"] != ACCOUNTING:
-        return [f"accounting={record['accounting']!r} is not {ACCOUNTING!r}"]
     try:
         claim = certificate.parse(json.dumps(record["certificate"]))
     except certificate.CertificateError as error:
         return [str(error)]
-    return [*certificate.verify(claim), *_contradictions(record, claim)]
+    if record["accounting"] != accounting(claim):
+        return [f"accounting={record['accounting']!r} is not {accounting(claim)!r}, which the certificate is about"]
+    problems = certificate.verify(claim)
+    if math.isinf(epsilon_of(record)):
+        # Runs without privacy are here to compare with, and say so.
+        problems = tuple(problem for problem in problems if not problem.startswith("epsilon is infinite"))
+    return [*problems, *_contradictions(record, claim)]
+
+
+def accounting(claim: certificate.Certificate) -> str:
+    """Say what may be replaced under this certificate."""
+    return OF_USERS if claim.unit == ONE_USER else ACCOUNTING
 
 
 def _contradictions(record: Record, claim: certificate.Certificate) -> list[str]:

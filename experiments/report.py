@@ -54,7 +54,8 @@ def paper_table(table: Table, runs: list[Run], lines: list[Record]) -> str:
 
 def _remarks(table: Table, runs: list[Run], quick: bool) -> list[str]:
     deltas = ", ".join(f"{delta:g}" for delta in sorted({run.settings.get("delta", 0.0) for run in runs}))
-    remarks = [f"ε is exact for the replacement of one label, δ = {deltas}; ± is the standard deviation over runs."]
+    what = "all labels of one user" if any("cap" in run.settings for run in runs) else "one label"
+    remarks = [f"ε is exact for the replacement of {what}, δ = {deltas}; ± is the standard deviation over runs."]
     if quick:
         remarks.insert(0, "QUICK: one seed and few epochs, to see that it works. Nothing to compare with the paper.")
     if table.note:

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,19 +27,55 @@ from experiments.sweep import News, Tell, sweep
 from labeldp.core.certificate import Certificate
 from labeldp.core.vault import LabelVault
 from labeldp.data import benchmarks, synthetic
+from labeldp.data.splits import Columns, OpenLabels, Pairs
+from labeldp.data.table_files import attribution_by_user
 from labeldp.learning.progress import Progress
+from labeldp.learning.train import Inputs
+from labeldp.mechanisms.users import UserVault
+from labeldp.recipes import attribution, ratings
 
 # As PyTorch found them; trainings side by side share them.
 _THREADS = torch.get_num_threads()
 
 
+# Data sets that are not loaded by their names: made-up ones, and labels that are sealed by user.
+_LOADERS: dict[str, Callable[[], benchmarks.Benchmark[Any]]] = {
+    synthetic.NAME: lambda: synthetic.synthetic_stand_in(200, 50, 10),
+    synthetic.ATTRIBUTION_NAME: lambda: synthetic.synthetic_attribution_stand_in(8_000, 2_000),
+    "criteo_attribution_by_user": attribution_by_user,
+}
+
+
 @functools.cache
-def data(name: str, device: str) -> tuple[Tensor, Tensor, LabelVault, Any]:
-    """Scaled images on the device, the loader's vault (never asked here) and the open test labels."""
-    made_up = name == synthetic.NAME
-    benchmark = synthetic.synthetic_stand_in(200, 50, 10) if made_up else benchmarks.load(name)
-    if not isinstance(benchmark.train, np.ndarray):
-        raise ValueError(f"dataset={name!r} is no set of images, and the runner knows no other inputs yet")
+def benchmark_of(name: str) -> benchmarks.Benchmark[Any]:
+    """Return the data set of this name."""
+    return _LOADERS[name]() if name in _LOADERS else benchmarks.load(name)
+
+
+def shape_of(features: Any) -> Any:
+    """Return what a network must know of its inputs: channels; users and items; or numbers and cardinalities."""
+    if isinstance(features, Pairs):
+        return features.num_users, features.num_items
+    if isinstance(features, Columns):
+        return features.numeric.shape[1], features.cardinalities
+    return features.shape[1]
+
+
+@functools.cache
+def data(name: str, device: str) -> tuple[Inputs, Inputs, LabelVault, OpenLabels]:
+    """Return training and test inputs on the device, the loader's vault (never queried here) and open test labels."""
+    benchmark = benchmark_of(name)
+    if isinstance(benchmark.train, Pairs):
+        parts = [ratings.pairs(part, device) for part in (benchmark.train, benchmark.test)]
+    elif isinstance(benchmark.train, Columns):
+        parts = [attribution.features(part, device) for part in (benchmark.train, benchmark.test)]
+    else:
+        parts = _images(benchmark, device)
+    return parts[0], parts[1], benchmark.vault, benchmark.test_labels
+
+
+def _images(benchmark: benchmarks.Benchmark[Any], device: str) -> list[Tensor]:
+    """Return both parts scaled by the training images, in bfloat16 on a GPU."""
     mean = torch.from_numpy(benchmark.train).float().mean(dim=(0, 2, 3), keepdim=True)
     spread = torch.from_numpy(benchmark.train).float().std(dim=(0, 2, 3), keepdim=True)
     dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
@@ -49,7 +84,7 @@ def data(name: str, device: str) -> tuple[Tensor, Tensor, LabelVault, Any]:
         parts = [((torch.from_numpy(part).float() - mean) / spread).to(dtype) for part in _pieces(images)]
         return torch.cat(parts).to(device).contiguous(memory_format=torch.channels_last)
 
-    return scaled(benchmark.train), scaled(benchmark.test), benchmark.vault, benchmark.test_labels
+    return [scaled(benchmark.train), scaled(benchmark.test)]
 
 
 def _pieces(images: Any) -> list[Any]:
@@ -58,17 +93,18 @@ def _pieces(images: Any) -> list[Any]:
 
 def run_one(run: Run, device: str, tell: Tell = lambda news: None, kept: Path | None = None) -> records.Record:
     """Train, measure on the test set, and say everything about it; `kept` as in `experiments.kept_studies`."""
-    images, test_images, sealed, test_labels = data(run.settings["dataset"], device)
+    inputs, test_inputs, sealed, test_labels = data(run.settings["dataset"], device)
+    shape = shape_of(benchmark_of(run.settings["dataset"]).train)
     # A vault of its own for every run: each is one complete, separately certified release.
     vault = fresh_vault(sealed)
     begun, notes = time.perf_counter(), {}
     # What is kept is kept by commit, or a line would claim one that made only a part of it.
     place = None if kept is None else kept / commit()
-    trained = adapters.train(run, images, vault, _reporter(run, tell), place, notes)
-    if images.is_cuda:
+    trained = adapters.train(run, inputs, vault, _reporter(run, tell), place, notes, shape)
+    if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
-    value = adapters.METRICS[run.metric](trained, test_images, test_labels)
+    value = adapters.METRICS[run.metric](trained, test_inputs, test_labels.values)
     claim = vault.certificate(run.settings.get("delta", 0.0))
     return {**record_of(run, value, seconds, claim, _device_name(device)), **notes}
 
@@ -96,7 +132,7 @@ def record_of(run: Run, value: float, seconds: float, claim: Certificate, device
     return {
         "dataset": run.dataset, "method": run.method,
         "epsilon": records.plain(claim.epsilon if claimed else run.epsilon), "delta": claim.delta,
-        "accounting": records.ACCOUNTING, "seed": run.seed, "metric": run.metric, "value": round(value, 3),
+        "accounting": records.accounting(claim), "seed": run.seed, "metric": run.metric, "value": round(value, 3),
         "seconds": round(seconds, 2), "device": device, "commit": commit(), "settings": run.settings,
         "certificate": claim.to_json(), "group": run.group, "torch": torch.__version__, **listed,
     }  # fmt: skip
@@ -107,7 +143,10 @@ def fresh_vault(sealed: LabelVault) -> LabelVault:
 
     Only a benchmark harness may do this: every run is its own imaginary release of a public data set.
     """
-    return LabelVault(sealed.reveal("a public benchmark data set, repeated with fresh noise"), sealed.num_classes)
+    labels = sealed.reveal("a public benchmark data set, repeated with fresh noise")
+    if isinstance(sealed, UserVault):
+        return UserVault(labels, sealed.users, sealed.num_classes)
+    return LabelVault(labels, sealed.num_classes)
 
 
 def checked_device(name: str | None) -> str:

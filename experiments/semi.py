@@ -20,7 +20,7 @@ from labeldp.features.encoders import OverCrops, begin_as, probe, probed
 from labeldp.learning import evidence
 from labeldp.learning.dividemix import co_refine
 from labeldp.learning.evidence import Labels
-from labeldp.learning.fixmatch import fixmatch
+from labeldp.learning.fixmatch import FreeThreshold, SoftThreshold, fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
 from labeldp.learning.optimisers import one_cycle, piecewise, seven_sixteenths, sgd, weights_sgd
 from labeldp.learning.train import fit, predict
@@ -43,8 +43,10 @@ VIEWS_MAY_HAVE = frozenset({"padding", "flip", "cut", "compiled"})
 FIXMATCH_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay"})
 FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
     "ratio", "threshold", "temperature", "strength", "average", "aligned", "apart", "schedule", "algorithm", "ramp",
-    "probe",
+    "probe", "settled",
 }  # fmt: skip
+# In place of a number.
+THRESHOLDS = {"soft": lambda classes: SoftThreshold(), "free": FreeThreshold}
 # Settings of what is asked after a study (`kept_studies`).
 _AFTER_STUDY = frozenset({"share", "first", "shares", "learn"})
 REFINE_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay", "warmup", "switch"})
@@ -82,16 +84,48 @@ def answers_and_two_networks(job: Training) -> nn.Module:
 
 
 def head_and_fixmatch(job: Training) -> nn.Module:
-    """One look, then FixMatch on the surest labels of every class: the head's, or those of a `student` of it."""
+    """One look, then FixMatch on the surest labels of every class: the head's, or those of a `student` of it.
+
+    With `linear` the head's linear student, on all features, stands for the head; with `graph` the look is at so many
+    eigenvectors of a graph of the features.
+    """
     public, settings = public_of(job), job.settings
-    student = student_of(job) if "student" in settings else None
+    if settings.get("linear", False):
+        return studied(job, linear_teacher(job, public), public.features, settings)
+    if "graph" in settings:
+        raise ValueError("graph is of the look of a linear student; give linear = true, or graph among the features")
     shot = _shot(job, public)
-    if student is not None and "start" in settings:
-        begin_as(job.model, job.inputs, shot.logits(public.features))
-    return distil.train_on_most_confident(
-        shot, public.features, job.model, job.inputs, per_class=settings["per_class"], fit=learner_of(job),
-        student=student,
+    return studied(job, shot, public.features, settings)
+
+
+def linear_teacher(job: Training, public: public_features.Public) -> distil.LinearStudent:
+    """One look, at a graph of the features where one is asked for, and its linear student on all of them."""
+    if "graph" not in job.settings:
+        return distil.linear_after(_shot(job, public), public.features)
+    seen = public.graph(job.settings["graph"], job.vault.num_classes)
+    tuning = functools.partial(tune, stage=seen.stage, seed=job.seed)
+    shot = one_shot.train(
+        seen.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], tune=tuning
     )  # fmt: skip
+    return distil.linear_after(shot, public.features, seen=seen.features)
+
+
+def studied(job: Training, teacher: Any, features: Tensor, settings: Mapping[str, Any]) -> nn.Module:
+    """The model after FixMatch on the surest labels of a teacher that was paid for, or of a `student` of it."""
+    student = student_of(job) if "student" in settings else None
+    if student is not None and "start" in settings:
+        begin_as(job.model, job.inputs, scores_of(teacher, features))
+    return distil.train_on_most_confident(
+        teacher, features, job.model, job.inputs, per_class=settings["per_class"],
+        fit=learner_of(replace(job, settings=settings)), student=student,
+    )  # fmt: skip
+
+
+def scores_of(teacher: Any, features: Tensor) -> Tensor:
+    """A head's scores; of a linear student the logarithms of its probabilities."""
+    if isinstance(teacher, one_shot.OneShot):
+        return teacher.logits(features)
+    return teacher.probabilities(features).clamp_min(1e-12).log()
 
 
 def studied_head_and_answers(job: Training) -> nn.Module:
@@ -101,8 +135,13 @@ def studied_head_and_answers(job: Training) -> nn.Module:
     learner, student = learner_of(replace(job, settings={**settings, **own})), student_of(job)
 
     def study(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
+        teacher: Any = shot
+        if settings.get("linear", False):
+            teacher = distil.linear_after(shot, public.features)
+            if "start" in settings:
+                begin_as(model, inputs, scores_of(teacher, public.features))
         return distil.train_on_most_confident(
-            shot, public.features, model, inputs, per_class=own["per_class"], fit=learner, student=student
+            teacher, public.features, model, inputs, per_class=own["per_class"], fit=learner, student=student
         )
 
     ask: dict[str, Any] = {
@@ -162,6 +201,7 @@ def _plainly(job: Training, settings: Mapping[str, Any]) -> Any:
         fit, epochs=settings["epochs"], batch_size=settings["batch_size"], schedule=one_cycle(0.2), seed=job.seed,
         optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), report=job.report,
         augment=views(settings, learned_view(**_sizes(settings)))[1], average=settings.get("average", 0.0),
+        compiled=settings.get("compiled", False),
     )  # fmt: skip
 
 
@@ -225,7 +265,10 @@ def fixmatch_of(job: Training) -> Any:
     """FixMatch with the run's settings bound."""
     settings = job.settings
     _refuse(settings, "FixMatch", {"ramp"})
-    given = {name: settings[name] for name in ("ratio", "threshold", "temperature", "strength") if name in settings}
+    names = ("ratio", "threshold", "temperature", "strength", "settled")
+    given = {name: settings[name] for name in names if name in settings}
+    if isinstance(given.get("threshold"), str):
+        given["threshold"] = named("threshold", given["threshold"], THRESHOLDS)(job.vault.num_classes)
     weak, strong = views(settings, strong_view(**_sizes(settings), cut=settings.get("cut", 16)))
     return functools.partial(
         fixmatch, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong, seed=job.seed,

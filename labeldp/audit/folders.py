@@ -26,6 +26,7 @@ from labeldp.audit.training import WitnessValues, WitnessVault, audit_training, 
 from labeldp.core.ledger import Budget, worst_epsilon
 from labeldp.core.random import SecureRandom
 from labeldp.releases import FloatArray
+from labeldp.results.signing import AUDIT
 from labeldp.results.words import at_most
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from labeldp.results.training import Model
 
 
-AUDIT = "audit.json"
 # One run proves little at a larger δ (see docs/audit.md); the ledger's queries hold at every δ.
 _DELTA = 1e-7
 _SLACK = 1e-6
@@ -134,7 +134,7 @@ def _claim(certificate: Certificate) -> Claim:
     delta = min(certificate.delta, _DELTA)
     groups = [group for group in certificate.groups if group.rows]
     worst = max(groups, key=lambda group: worst_epsilon((group,), delta))
-    return Claim(worst_epsilon(groups, delta), delta, worst.queries)
+    return Claim(worst_epsilon(groups, delta), delta, worst.queries if len(worst.plans) == 1 else ())
 
 
 class _Again:
@@ -199,6 +199,7 @@ class _Again:
 
     def _trained(self, vault: Any) -> Any:
         import torch
+        from sklearn.utils import check_random_state
 
         from labeldp.estimator.predictors import predictor_of
         from labeldp.recipes.catalogue import BY_KEY
@@ -206,13 +207,12 @@ class _Again:
         from labeldp.results.training import Network
 
         story, seed = self._result.story, int(self._run.get("seed", 0))
-        self._model.estimator.random_state = seed
         net = None
         if self._model.network is not None:
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 net = Network(self._model.network).made(len(self._model.classes))
-        public = self._model.estimator._seed()
+        public = int(check_random_state(seed).randint(2**31 - 1))
         job = Job(self._seen, self._shown, vault, story.epsilon, story.delta, net, {}, public)
         with public_seed(public):
             task = "classes" if self._numbers is None else "numbers"
@@ -249,7 +249,7 @@ def _features(result: Result, model: Model, table: Path | str | None, delimiter:
     from labeldp.data.request import TableError
 
     run = next(iter(result.run.values()))
-    given = str(run.get("table", "")) if table is None else str(table)
+    given = str(Path(str(run.get("table", ""))).expanduser()) if table is None else str(table)
     name = given if given in NAMES and not Path(given).exists() else None
     if model.columns is None:
         if name is None or name == "adult":

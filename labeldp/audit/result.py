@@ -48,7 +48,8 @@ class Claim:
         """Return the claim of a certificate, with the queries of its worst row."""
         groups = [group for group in certificate.groups if group.rows]
         worst = max(groups, key=lambda group: worst_epsilon((group,), certificate.delta), default=None)
-        return cls(certificate.epsilon, certificate.delta, () if worst is None else worst.queries)
+        # Of several plans no curve is promised, only the claim itself.
+        return cls(certificate.epsilon, certificate.delta, worst.queries if worst and len(worst.plans) == 1 else ())
 
 
 class Attack(Protocol):

@@ -24,6 +24,16 @@ _WIDEST = 1e15
 # Confident-GNMax as published has thresholds of 1.6 (Malek et al. 2021: 800, 500) and 1.67 (Tang et al. 2022: 500, 300)
 # times the noise of the responses.
 PUBLISHED_RATIO = 1.6
+SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 1e-5
+
+
+def usual_delta(rows: int) -> float:
+    """Return the δ that suits so many rows: a tenth of one over them, at most 1e-5.
+
+    >>> usual_delta(500), usual_delta(20_000)
+    (1e-05, 5e-06)
+    """
+    return max(SMALLEST_DELTA, min(_LARGEST_DELTA, 0.1 / max(rows, 1)))
 
 
 def calibrate(

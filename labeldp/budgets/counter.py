@@ -2,28 +2,43 @@
 
 A run pays for all its queries when it begins. This file says which queries those were, under a random name (the query
 id), and how many of them have been begun. A query is drawn only after its line has reached the disk: over any number of
-processes no more queries are drawn than were paid for, and one that was begun and lost stays lost. (An older copy of
-the file, put back in its place, would forget queries: never restore one behind the back of its run.)
+processes no more queries are drawn than were paid for, and one that was begun and lost stays lost.
+
+A copy of the file would count by itself. Where a budget store was charged, the store counts the same queries: each is
+begun by one copy only, an older copy is refused, and the run may move anywhere. Without a store the file is bound to
+its place: its inode with its device, or with its path after a restart. A copy has another inode and is refused. (What
+cannot be told without a store: an older copy in the place of a deleted file, if the file system gives it the same
+inode.) A store that has forgotten the queries of this file is an older copy itself, and is refused, too.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 from labeldp.atomic import flush
 from labeldp.core.ledger import BudgetExceededError
+from labeldp.core.vault import QueryStore
 
 # On disk the words are those of the first version: a tally, and the receipt that is its query id.
-FORMAT = "labeldp-tally/1"
-_START = b'{"format": "labeldp-tally/1", "receipt": '
+FORMAT = "labeldp-tally/2"
+_START = b'{"format": "labeldp-tally/2", "receipt": '
+# Without a place.
+_FIRST_START = b'{"format": "labeldp-tally/1", "receipt": '
+_ENTRIES = {"charge", "place", "store"}
+
+
+# Stores that were charged for the queries, each with the id under which it knows them.
+Stores = Sequence[tuple[QueryStore, str]]
 
 
 class CounterError(ValueError):
@@ -54,6 +69,10 @@ class QueryCounter:
         self._lock = threading.Lock()
         self._drawn: Counter[int] = Counter()
         self._charge: dict[str, Any] | None = None
+        # Whether the file is not where it was made.
+        self._moved = False
+        # Ids of stores that were seen to hold the queries.
+        self._held: set[str] = set()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,21 +103,50 @@ class QueryCounter:
         """Return how many queries of batch `number` were begun."""
         return self._drawn[number]
 
-    def bind(self, charge: Mapping[str, Any]) -> None:
-        """Fix what the queries cost, before they are paid for; raise CounterError if it was fixed to something else."""
+    def bind(self, charge: Mapping[str, Any], stores: Stores = ()) -> None:
+        """Fix what the queries cost, before they are paid for; raise CounterError if it was fixed to something else.
+
+        Raises CounterError, too, where this file, or a store, is found to be a copy.
+        """
         with self._lock:
+            self._refuse_copy(stores)
+            for store, query_id in stores:
+                if store.id in self._held and not store.holds(query_id):
+                    raise CounterError(
+                        f"the store that was charged for the queries of {self._path.name} has forgotten them: an older "
+                        "copy was put in its place. Put the newest one back before asking again"
+                    )
             if self._charge is None:
                 self._append({"charge": _plain(charge)})
                 self._charge = _plain(charge)
             self._check_same(self._charge, _plain(charge))
 
-    def count(self, number: int = 0, most: int | None = None) -> None:
-        """Write down that a query of batch `number` begins, unless `most` have begun; return when it is on the disk."""
+    def count(self, number: int = 0, most: int | None = None, stores: Stores = ()) -> None:
+        """Write down that a query of batch `number` begins, unless `most` have begun; return when it is on the disk.
+
+        The stores are told after the file: what they know to be begun, the newest copy of the file knows, too.
+        """
         with self._lock:
+            self._refuse_copy(stores)
             if most is not None and self._drawn[number] >= most:
                 raise BudgetExceededError(f"all {most} queries counted in {self._path.name} are drawn; lease more")
             self._append(number)
             self._drawn[number] += 1
+            for store, query_id in stores:
+                store.begin(query_id, number, self._drawn[number], self._drawn[number] if most is None else most)
+                if store.id not in self._held:
+                    # Evidence against an older copy of the store, and no more: the query is begun, and is drawn.
+                    with suppress(OSError):
+                        self._append({"store": store.id})
+                        self._held.add(store.id)
+
+    def _refuse_copy(self, stores: Stores) -> None:
+        if self._moved and not stores:
+            raise CounterError(
+                f"{self._path.name} is a copy, or was moved: the original may be drawing the same queries. Go on where "
+                "it was made; or charge a budget store, which counts wherever the folder lies; or use a new folder and "
+                "pay again"
+            )
 
     def close(self) -> None:
         """Let go of the file: queries leased with this counter can no longer be drawn."""
@@ -115,34 +163,50 @@ class QueryCounter:
     def _read(self, question: dict[str, Any]) -> str:
         """Read the file, or begin it; return its query id."""
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
-        if content[: len(_START)] != _START[: len(content)]:
+        if content[: len(_START)] not in (_START[: len(content)], _FIRST_START[: len(content)]):
             raise CounterError(f"{self._path.name} is not a counter of this library (it should begin with {FORMAT!r})")
         lines = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
         # A last line without its end never reached the disk whole, so its query was never drawn.
         self._end = sum(map(len, lines))
         os.ftruncate(self._file, self._end)
+        here = self._here()
         if not lines:
             query_id = secrets.token_hex(16)
-            self._append({"format": FORMAT, "receipt": query_id, "question": question})
+            self._append({"format": FORMAT, "receipt": query_id, "question": question, "place": here})
             flush(self._path.parent)
             return query_id
         header, *entries = [self._parsed(line, number) for number, line in enumerate(lines, start=1)]
         if isinstance(header, int):
             raise CounterError(self._damaged(1))
         self._check_same(header["question"], question)
+        place = header.get("place")
         for entry in entries:
             if isinstance(entry, int):
                 self._drawn[entry] += 1
-            else:
-                self._charge = entry["charge"]
+                continue
+            self._charge = entry.get("charge", self._charge)
+            place = entry.get("place", place)
+            self._held |= {entry["store"]} if "store" in entry else set()
+        self._moved = place is not None and not _same_place(place, here)
+        # A file of the first version is bound now; one that was renamed, or whose device has a new number, anew.
+        if place != here and not self._moved:
+            self._append({"place": here})
         return str(header["receipt"])
+
+    def _here(self) -> dict[str, Any]:
+        """Return where the file is. The path as a hash: it may name a user."""
+        found = os.fstat(self._file)
+        path = hashlib.sha256(os.path.realpath(self._path).encode()).hexdigest()[:16]
+        return {"device": found.st_dev, "inode": found.st_ino, "path": path}
 
     def _parsed(self, line: bytes, number: int) -> dict[str, Any] | int:
         try:
             entry: object = json.loads(line)
         except ValueError:
             entry = None
-        if type(entry) is int or (isinstance(entry, dict) and ("charge" if number > 1 else "question") in entry):
+        if type(entry) is int or (
+            isinstance(entry, dict) and (_ENTRIES if number > 1 else {"question"}) & entry.keys()
+        ):
             return cast("dict[str, Any] | int", entry)
         raise CounterError(self._damaged(number))
 
@@ -154,9 +218,14 @@ class QueryCounter:
             raise CounterError(f"{self._path.name} is closed; its run has ended")
         line = json.dumps(entry).encode() + b"\n"
         # Written at the end of the last whole line: what a failed attempt left behind is overwritten.
-        if os.pwrite(self._file, line, self._end) != len(line):
-            raise OSError(f"{self._path.name} could not be written to; is the disk full?")
-        os.fsync(self._file)
+        try:
+            if os.pwrite(self._file, line, self._end) != len(line):
+                raise OSError(f"{self._path.name} could not be written to; is the disk full?")
+            os.fsync(self._file)
+        except OSError:
+            # Nothing is drawn for a line that may not be on the disk, so that it must not count later.
+            os.ftruncate(self._file, self._end)
+            raise
         self._end += len(line)
 
     def _check_same(self, kept: dict[str, Any], given: dict[str, Any]) -> None:
@@ -166,6 +235,11 @@ class QueryCounter:
             raise CounterError(
                 f"{self._path.name} belongs to another question ({', '.join(odd)} {verb}); use a new folder"
             )
+
+
+def _same_place(kept: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether a file is where it was: renamed, or after a restart that numbers devices anew, but not copied."""
+    return kept["inode"] == here["inode"] and (kept["device"] == here["device"] or kept["path"] == here["path"])
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The key of a budget store: it names a label column without telling it, and seals every line that is written.
+"""The key of a budget store or a journal: it names a label column without telling it, and seals what is written.
 
-A label column is known by HMAC-SHA256 under this key. Without the key the name tells nothing, not even to somebody who
-can guess the whole column; with it, a guess of the *whole* column can be confirmed, so the key is kept like the labels.
-The hash itself is `labeldp.core.fingerprint`.
+A label column is known by HMAC-SHA256 under this key (`labeldp.core.fingerprint`). Without the key the name tells
+nothing, not even to somebody who can guess the whole column; with it, a guess of the *whole* column can be confirmed:
+the key is kept like the labels.
 """
 
 from __future__ import annotations
@@ -12,16 +12,11 @@ import hmac
 import json
 import os
 import secrets
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy.typing as npt
-
-from labeldp.atomic import flush
-from labeldp.core.fingerprint import fingerprint
-from labeldp.core.vault import LabelVault
+from labeldp.atomic import creating
 
 _LEAST_BYTES = 16
 
@@ -39,10 +34,8 @@ class Key:
     """The secret of one budget store.
 
     >>> key = Key(b"sixteen bytes or more")
-    >>> key.fingerprint([0, 1, 1]) == key.fingerprint(["no", "yes", "yes"])
-    True
-    >>> key.fingerprint([0, 1, 1]) == Key(b"a different key, long").fingerprint([0, 1, 1])
-    False
+    >>> key.seal("a line") == key.seal("a line"), key.seal("a line") == Key(b"a different key, long").seal("a line")
+    (True, False)
     """
 
     secret: bytes = field(repr=False)
@@ -51,18 +44,18 @@ class Key:
         if not isinstance(cast("Any", self.secret), bytes) or len(self.secret) < _LEAST_BYTES:
             raise StoreKeyError(f"key is not {_LEAST_BYTES} or more bytes; make one with secrets.token_bytes(32)")
 
-    def fingerprint(self, labels: npt.ArrayLike | LabelVault) -> str:
-        """Return the keyed hash of a label column or a vault: the same whatever holds it, however classes are coded."""
-        return labels.fingerprint(self.secret) if isinstance(labels, LabelVault) else fingerprint(labels, self.secret)
+    def digest(self, kind: str, text: str) -> bytes:
+        """Return a keyed hash of a text, another one for every kind of text."""
+        return hmac.digest(self.secret, f"{kind} {text}".encode(), "sha256")
 
     def seal(self, *parts: object) -> str:
-        """A keyed hash of these plain values: who changes them without the key is found out."""
+        """Return a keyed hash of these plain values: who changes them without the key is found out."""
         text = json.dumps(parts, separators=(",", ":"))
         return hmac.new(self.secret, b"sealed/1 " + text.encode(), hashlib.sha256).hexdigest()
 
 
 def read_key(path: Path) -> Key:
-    """The key in this file, which nobody but its owner may be able to read."""
+    """Return the key in this file, which nobody but its owner may be able to read."""
     try:
         mode, text = path.stat().st_mode, path.read_text(encoding="ascii")
         secret = bytes.fromhex(text.strip())
@@ -80,25 +73,26 @@ def read_key(path: Path) -> Key:
 
 
 def make_key(path: Path) -> Key:
-    """The key in this file, made there if there is none: one key, whoever comes first."""
+    """Return the key in this file, made there if there is none: one key, whoever comes first."""
     if not path.exists():
-        _write_once(path, secrets.token_bytes(32).hex() + "\n")
+        with creating(path) as draft:
+            draft.touch(mode=0o600)
+            draft.write_text(secrets.token_bytes(32).hex() + "\n", encoding="ascii")
     return read_key(path)
 
 
-def _write_once(path: Path, text: str) -> None:
-    """Appears whole and on the disk, or not at all; a file that is there already stays."""
-    # mkstemp lets only the owner read.
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return
-        flush(path.parent)
-    finally:
-        Path(draft).unlink()
+def find_key(given: bytes | str | Path | None, beside: Path, make: bool = False) -> Key:
+    """Return the key that was given, or is named by LABELDP_STORE_KEY, or lies beside this file, named like it.
+
+    Only a new file may `make` it: a new key beside an old file would be a wrong one.
+    """
+    own = beside.with_name(beside.name + ".key")
+    return given_key(given) or (make_key(own) if make else read_key(own))
+
+
+def given_key(given: bytes | str | Path | None) -> Key | None:
+    """Return the key itself, or the one in the file that is named here or by LABELDP_STORE_KEY; None if neither is."""
+    if isinstance(given, bytes):
+        return Key(given)
+    named = given or os.environ.get("LABELDP_STORE_KEY")
+    return read_key(Path(named).expanduser()) if named else None

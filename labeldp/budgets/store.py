@@ -5,38 +5,48 @@ is written down, committed and flushed *before* it is taken: a process killed in
 processes that ask at once take turns, so that together they cannot overspend. What is composed is the exact ledger of
 every row, over all processes: two halves of the rows asked by two processes cost what one of them costs.
 
+The hash of the labels knows them again only in the same order: a reordered or filtered table is another data set. With
+`ids` every row is known by a keyed hash of a public id instead, and meets what it has spent wherever it turns up. Ids
+must be the data owner's: a row with a new id starts at zero.
+
+Queries that are paid for in advance (`LabelVault.lease` with a counter) are counted here, too, before each is drawn:
+copies of a run's folder together draw no more than was charged.
+
 Every line carries a seal under the store's key, over the line before it. A line that was changed, taken out or put in
-without the key is found out; an older copy of the whole store, put back in its place, is not.
+without the key is found out; an older copy of the whole store, put back in its place, is found out by the counter of a
+run that it has forgotten, and by nothing else.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from labeldp.budgets.charges import Charge, Plan, by_unit, extended, growth, largest_growth
+from labeldp.budgets.ids import KIND, Hashes, Ids, numbered
 from labeldp.budgets.keys import StoreError, StoreKeyError
 from labeldp.budgets.tables import (
+    BEGUN,
     CHARGES,
     DATASETS,
-    Charge,
+    IDS,
     Database,
     DataSet,
     Entry,
-    Grouping,
     charge_line,
-    charged,
     checked_name,
     dataset_line,
     describe,
-    growth,
-    largest_growth,
     now,
     open_database,
     read_charge,
@@ -44,11 +54,13 @@ from labeldp.budgets.tables import (
     read_entry,
     refuse_change,
     sa,
+    sealed_line,
     tampered,
     user_name,
+    whole_line,
 )
 from labeldp.core.events import Event
-from labeldp.core.ledger import Budget, Ledger, RowIndex, check_budget
+from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, RowIndex, Unit, check_budget
 from labeldp.core.vault import LabelVault
 
 __all__ = ["Account", "BudgetStore", "Charge", "DataSet", "Entry", "StoreError", "StoreKeyError", "UnknownDataSetError"]
@@ -64,20 +76,20 @@ class BudgetStore:
     >>> import tempfile
     >>> from labeldp import Budget, LabelVault, RandomizedResponse
     >>> store = BudgetStore.open(Path(tempfile.mkdtemp()) / "budgets.db")
-    >>> labels = [0, 1, 1, 0]
-    >>> _ = store.create("visits", labels, num_classes=2, budget=Budget(epsilon=1.5))
-    >>> vault = LabelVault(labels, 2, store=store.account(labels, 2))
+    >>> labels = LabelVault([0, 1, 1, 0], num_classes=2)
+    >>> _ = store.create("visits", labels, Budget(epsilon=1.5))
+    >>> vault = labels.part(store=store.account(labels))
     >>> private = vault.release(RandomizedResponse(1.0, 2))
     >>> store.epsilon("visits"), [entry.times for entry in store.history("visits")]
     (1.0, [1])
-    >>> LabelVault(labels, 2, store=store.account(labels, 2)).release(RandomizedResponse(1.0, 2))
+    >>> labels.part(store=store.account(labels)).release(RandomizedResponse(1.0, 2))
     Traceback (most recent call last):
     labeldp.core.ledger.BudgetExceededError: the budget is epsilon=1.5, delta=0 and this query would bring the \
 worst row to epsilon=2; nothing was charged. Ask for less than is left
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, ids: Ids | None = None) -> None:
+        self._database, self._given = database, ids
         # Per data set what was read and checked so far: charges, seal of the last one, ledger.
         self._known: dict[str, tuple[int, str, Ledger]] = {}
 
@@ -99,27 +111,45 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
     def __repr__(self) -> str:
         return f"BudgetStore({self._database.name!r})"
 
-    def create(
-        self,
-        name: str,
-        labels: npt.ArrayLike | LabelVault,
-        num_classes: int,
-        budget: Budget,
-        *,
-        users: Grouping | None = None,
-    ) -> DataSet:
-        """Give these labels a budget, once and for all; doing it again with the same budget changes nothing.
+    @property
+    def id(self) -> str:
+        """A random name of the store, public: what tells it from another one."""
+        return self._database.id
 
-        With `users` the budget, like a `UserVault`, is about all labels of one user.
+    def with_ids(self, ids: Ids) -> BudgetStore:
+        """Return the same store for rows with these ids: what `create` and `account` take when they are given none."""
+        return BudgetStore(self._database, ids)
+
+    def create(self, name: str, vault: LabelVault, budget: Budget, *, ids: Ids | None = None) -> DataSet:
+        """Give the labels of a vault a budget, once and for all; doing it again with the same budget changes nothing.
+
+        Args:
+            name: what the data set is called from now on.
+            vault: the labels. The budget of a `UserVault` is about all labels of one user.
+            budget: the most that all queries together may cost.
+            ids: one public id per row by which the store knows it again, whatever table it comes in: whole numbers or
+                text, the data owner's; of a `UserVault`, those of the users. An id has one budget in a store: another
+                secret column of the same rows needs a store of its own.
         """
-        wanted = describe(self._database.key, checked_name(name), labels, num_classes, budget, users)
+        key, ids = self._database.key, self._given if ids is None else ids
+        wanted, hashes = describe(key, checked_name(name), vault, budget, ids)
         same = sa.or_(DATASETS.c.name == name, DATASETS.c.fingerprint == wanted.fingerprint)
         with self._database.writing() as connection:
             found = [self._read(line) for line in connection.execute(sa.select(DATASETS).where(same)).mappings()]
             for old in found:
                 refuse_change(old, wanted)
+            met = {} if hashes is None else self._met(connection, hashes)
+            for other in met.keys() - {name}:
+                raise StoreError(
+                    f"{met[other]} of these ids have a budget already, under the name {other!r}: they cannot have two. "
+                    "Another secret column of the same rows needs a store of its own"
+                )
+            if found and hashes is not None and name not in met:
+                raise StoreError(f"the name {name!r} belongs to rows with other ids; choose another one")
             if not found:
-                connection.execute(sa.insert(DATASETS).values(**dataset_line(self._database.key, wanted, "", 0)))
+                made = connection.execute(sa.insert(DATASETS).values(**dataset_line(key, wanted, "")))
+                if hashes is not None and made.inserted_primary_key is not None:
+                    self._add_ids(connection, made.inserted_primary_key[0], 0, numbered(hashes[:0], hashes)[1])
         return self.dataset(name)
 
     def datasets(self) -> tuple[DataSet, ...]:
@@ -135,32 +165,46 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
 
     def account(
         self,
-        labels: npt.ArrayLike | LabelVault,
-        num_classes: int,
+        vault: LabelVault,
         *,
-        users: Grouping | None = None,
+        ids: Ids | None = None,
+        dataset: str | None = None,
         note: str | None = None,
         host: bool = False,
     ) -> Account:
-        """The `store` of one vault of these labels. Their budget must have been made before.
+        """Return the `store` of one vault of these labels: `vault.part(store=...)`. They must have a budget.
 
         Args:
-            labels, num_classes, users: as the vault is given them; or a vault of the labels.
+            vault: the labels.
+            ids: the id of every row, where the budget was made with ids. Rows in any order, some of them, or new ones.
+            dataset: the name of the data set; needed where all ids are new.
             note: what the queries are for; the program's name when None.
             host: whether history shows this machine's name.
         """
-        wanted = describe(self._database.key, "", labels, num_classes, Budget(0.0), users)
-        known = sa.select(DATASETS).where(DATASETS.c.fingerprint == wanted.fingerprint)
+        ids = self._given if ids is None else ids
+        wanted, hashes = describe(self._database.key, "", vault, Budget(0.0), ids)
         with self._database.reading() as connection:
+            known = sa.select(DATASETS).where(DATASETS.c.fingerprint == wanted.fingerprint)
             line = connection.execute(known).mappings().one_or_none()
-        if line is None:
-            raise UnknownDataSetError(
-                f"these labels have no budget in {self._database.name!r}; give them one with: labeldp budget create. "
-                "(Another order or selection of rows is another data set; for a fold use part_of)"
-            )
-        found = self._read(line)
+            names: set[str] = set() if line is None else {self._read(line).name}
+            if hashes is not None:
+                names |= self._met(connection, hashes).keys() | ({dataset} if dataset else set[str]())
+            if not names:
+                raise UnknownDataSetError(
+                    f"these labels have no budget in {self._database.name!r}; give them one with: labeldp budget "
+                    "create. (Another order or selection of rows is another data set, unless rows are known by ids; "
+                    "for a fold use part_of)"
+                )
+            name = names.pop()
+            if names or dataset not in (None, name):
+                known_as = " and as ".join(map(repr, sorted({name, *names} - {dataset})))
+                raise StoreError(
+                    f"dataset={dataset!r}, but the store knows these labels as {known_as}; open the account of each "
+                    "part under its own name"
+                )
+            found = self._read(self._line(connection, name))
         refuse_change(found, replace(wanted, name=found.name, budget=found.budget))
-        return Account(self, found, False, _note(note), host)
+        return Account(self, found, False, _note(note), host, hashes)
 
     def part_of(self, name: str, *, note: str | None = None, host: bool = False) -> Account:
         """The `store` of one vault that holds some of the rows of this data set, a fold for example.
@@ -195,29 +239,122 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         with self._database.reading() as connection:
             line = self._line(connection, name)
             self._replayed(connection, line)
-            under = sa.select(CHARGES.c.number).where(CHARGES.c.dataset == line["id"], CHARGES.c.receipt == query_id)
-            return connection.execute(under).first() is not None
+            under = ((table.c.dataset == line["id"], table.c.receipt == query_id) for table in (CHARGES, BEGUN))
+            return any(connection.execute(sa.select(sa.literal(1)).where(*these)).first() for these in under)
 
     def reserve(
-        self, name: str, charges: Sequence[Charge], *, note: str = "", host: bool = False, query_id: str | None = None
+        self,
+        name: str,
+        plans: Sequence[Plan],
+        *,
+        ids: Hashes | None = None,
+        note: str = "",
+        host: bool = False,
+        query_id: str | None = None,
     ) -> None:
-        """Write these charges down, all or none, or raise BudgetExceededError; on the disk when it returns."""
+        """Write these plans down, all or none, or raise BudgetExceededError; on the disk when it returns.
+
+        The charges of a plan are composed as one, whose queries were fixed before the first was drawn. With `ids`, the
+        hash of every row, they are about these rows; rows that are new join the data set.
+        """
         key = self._database.key
         with self._database.writing() as connection:
             line = self._line(connection, name, lock=True)
             dataset, (head, ledger) = self._read(line), self._replayed(connection, line)
-            new = charged(ledger, charges)
-            check_budget(new.groups(), dataset.budget, dataset.unit)
+            if ids is not None:
+                places, new = numbered(self._ids(connection, line), ids)
+                plans = [by_unit(plan, places) for plan in plans]
+                self._add_ids(connection, line["id"], dataset.units, new)
+                dataset = replace(dataset, units=dataset.units + len(new))
+            after = reduce(Ledger.charge_plan, plans, extended(ledger, dataset.units))
+            check_budget(after.groups(), dataset.budget, dataset.unit)
             said = {
                 "receipt": query_id, "who": user_name(), "host": socket.gethostname() if host else "", "note": note,
-                "time": now(), "epsilon": new.epsilon(dataset.budget.delta),
+                "time": now(), "epsilon": after.epsilon(dataset.budget.delta),
             }  # fmt: skip
-            for number, charge in enumerate(charges, start=dataset.charges + 1):
-                written = charge_line(key, charge, line["id"], number, dataset.units, head, **said)
-                connection.execute(sa.insert(CHARGES).values(**written))
-                head = written["seal"]
-            counted = dataset_line(key, dataset, head, dataset.charges + len(charges))
-            connection.execute(sa.update(DATASETS).where(DATASETS.c.id == line["id"]).values(**counted))
+            number = dataset.charges
+            for plan in plans:
+                first = number + 1
+                for number, charge in enumerate(plan, start=first):
+                    written = charge_line(key, charge, line["id"], number, dataset.units, head, plan=first, **said)
+                    connection.execute(sa.insert(CHARGES).values(**written))
+                    head = written["seal"]
+            if query_id is not None:
+                begun = sealed_line(key, dataset=line["id"], receipt=query_id, batches="{}")
+                connection.execute(sa.insert(BEGUN).values(**begun))
+            self._write(connection, line, replace(dataset, charges=number, begun=dataset.begun or 0), head)
+
+    def begin(self, name: str, query_id: str, number: int, index: int, most: int) -> None:
+        """Write down that prepaid query `index` (1, 2, …) of batch `number` begins; on the disk when it returns.
+
+        Raises:
+            StoreError: it was begun before, by another copy of the run or by this one before it was put back.
+            BudgetExceededError: fewer were paid for.
+        """
+        key = self._database.key
+        with self._database.writing() as connection:
+            line = self._line(connection, name, lock=True)
+            dataset = self._read(line)
+            lines = connection.execute(sa.select(BEGUN).where(BEGUN.c.dataset == line["id"])).mappings().all()
+            begun: dict[str, dict[str, int]] = {each["receipt"]: json.loads(each["batches"]) for each in lines}
+            total = sum(sum(batches.values()) for batches in begun.values())
+            paid = sa.select(CHARGES.c.times, CHARGES.c.plan).where(
+                CHARGES.c.dataset == line["id"], CHARGES.c.receipt == query_id
+            )
+            charges = connection.execute(paid).all()
+            lost = query_id not in begun and any(charge.plan is not None for charge in charges)
+            if total != (dataset.begun or 0) or lost or not all(whole_line(key, each) for each in lines):
+                raise StoreError(tampered(dataset.name, self._database.name))
+            if query_id not in begun and not charges:
+                raise StoreError(f"nothing was charged to {name!r} under the query id {query_id!r}; lease the queries")
+            batches = begun.get(query_id, {})
+            if index > min(most, max((charge.times for charge in charges), default=most)):
+                raise BudgetExceededError(f"query {index} of {most} was not paid for under {query_id!r}; lease more")
+            if index <= batches.get(str(number), 0):
+                raise StoreError(
+                    f"query {index} was begun before, and {batches[str(number)]} of {most} are: this run is a copy, or "
+                    "an older copy was put in its place. Go on with the newest one, or use a new folder and pay again"
+                )
+            written = sealed_line(
+                key, dataset=line["id"], receipt=query_id, batches=json.dumps({**batches, str(number): index})
+            )
+            here = (BEGUN.c.dataset == line["id"], BEGUN.c.receipt == query_id)
+            connection.execute(
+                sa.update(BEGUN).where(*here).values(**written)
+                if query_id in begun
+                else sa.insert(BEGUN).values(**written)
+            )
+            more = index - batches.get(str(number), 0)
+            self._write(connection, line, replace(dataset, begun=total + more), line["head"])
+
+    def _write(self, connection: sa.Connection, line: sa.RowMapping, dataset: DataSet, head: str) -> None:
+        values = dataset_line(self._database.key, dataset, head)
+        connection.execute(sa.update(DATASETS).where(DATASETS.c.id == line["id"]).values(**values))
+
+    def _met(self, connection: sa.Connection, hashes: Hashes) -> dict[str, int]:
+        """Return how many of these ids each data set knows, where it knows some."""
+        bound = connection.execute(sa.select(DATASETS).where(DATASETS.c.bound == "ids")).mappings().all()
+        distinct = set(hashes.tolist())
+        met = {self._read(line).name: len(distinct & set(self._ids(connection, line).tolist())) for line in bound}
+        return {name: count for name, count in met.items() if count}
+
+    def _ids(self, connection: sa.Connection, line: sa.RowMapping) -> Hashes:
+        """Return the hash of every line of a data set's ledger."""
+        dataset, hashes = self._read(line), b""
+        written = sa.select(IDS).where(IDS.c.dataset == line["id"]).order_by(IDS.c.first)
+        size = np.dtype(KIND).itemsize
+        for each in connection.execute(written).mappings():
+            if each["first"] * size != len(hashes) or not whole_line(self._database.key, each):
+                raise StoreError(tampered(dataset.name, self._database.name))
+            hashes += each["hashes"]
+        if len(hashes) != dataset.units * size:
+            raise StoreError(tampered(dataset.name, self._database.name))
+        return np.frombuffer(hashes, KIND)
+
+    def _add_ids(self, connection: sa.Connection, dataset: int, first: int, new: Hashes) -> None:
+        if len(new):
+            line = sealed_line(self._database.key, dataset=dataset, first=first, hashes=new.tobytes())
+            connection.execute(sa.insert(IDS).values(**line))
 
     def _line(self, connection: sa.Connection, name: str, lock: bool = False) -> sa.RowMapping:
         # SQLite has no such lock, and needs none: a transaction that writes is alone.
@@ -233,14 +370,21 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return read_dataset(self._database.key, line, self._database.name)
 
     def _replayed(self, connection: sa.Connection, line: sa.RowMapping) -> tuple[str, Ledger]:
-        """Seal of the last charge, and the ledger. Only what is new since the last time is read."""
+        """Return the seal of the last charge, and the ledger. Only what is new since the last time is read."""
         dataset = self._read(line)
         count, head, ledger = self._known.get(dataset.fingerprint, (0, "", Ledger(dataset.units)))
-        for written in connection.execute(_charges(line["id"], count)).mappings():
-            charge = read_charge(self._database.key, written, count + 1, dataset.units, head)
-            if charge is None:
-                raise StoreError(tampered(dataset.name, self._database.name))
-            count, head, ledger = count + 1, written["seal"], charged(ledger, [charge])
+        ledger = extended(ledger, dataset.units)
+        written = connection.execute(_charges(line["id"], count)).mappings()
+        # A line of the first version is a plan of its own.
+        for _, lines in groupby(written, lambda each: each["plan"] or each["number"]):
+            plan: list[Charge] = []
+            for each in lines:
+                charge = read_charge(self._database.key, each, count + 1, dataset.units, head)
+                if charge is None:
+                    raise StoreError(tampered(dataset.name, self._database.name))
+                count, head = count + 1, each["seal"]
+                plan.append(charge)
+            ledger = ledger.charge_plan(plan)
         if (count, head) != (dataset.charges, line["head"]):
             raise StoreError(tampered(dataset.name, self._database.name))
         self._known[dataset.fingerprint] = (count, head, ledger)
@@ -253,10 +397,18 @@ class Account:
     One account serves one vault: it charges what the vault's ledger has more than last time.
     """
 
-    def __init__(self, store: BudgetStore, dataset: DataSet, part: bool, note: str, host: bool) -> None:
+    def __init__(
+        self, store: BudgetStore, dataset: DataSet, part: bool, note: str, host: bool, ids: Hashes | None = None
+    ) -> None:
         self._store, self._dataset, self._part, self._note, self._host = store, dataset, part, note, host
+        self._ids = ids
         self._last: Ledger | None = None
         self._vault: str | None = None
+
+    @property
+    def id(self) -> str:
+        """A random name of the store, public."""
+        return self._store.id
 
     @property
     def dataset(self) -> DataSet:
@@ -273,22 +425,23 @@ class Account:
 
     def __call__(self, ledger: Ledger, query_id: str | None = None) -> None:
         """Reserve what this ledger has more than the last one."""
-        last = self._last or Ledger(ledger.num_rows if self._part else self._dataset.units)
-        charges = growth(last, ledger)
-        if not charges:
+        lines = self._dataset.units if self._ids is None else len(self._ids)
+        last = self._last or Ledger(ledger.num_rows if self._part else lines)
+        plan = growth(last, ledger)
+        if not plan:
             raise StoreError("the vault asks nothing new of any row; open one account for each vault")
-        if self._part:
-            charges = largest_growth(last, ledger)
-        if charges:
-            self._store.reserve(self._dataset.name, charges, note=self._note, host=self._host, query_id=query_id)
+        plans = largest_growth(last, ledger) if self._part else [plan]
+        if plans or query_id is not None:
+            self._reserve(plans, self._note, query_id)
         self._last = ledger
 
-    def serve(self, vault: str) -> None:
-        """Take the id of the vault that uses the account; ValueError for a second one.
+    def serve(self, vault: str, unit: Unit) -> None:
+        """Take the id of the vault that uses the account; ValueError for a second one, or for another unit.
 
         The ledgers of two vaults know nothing of each other: the second would be charged only for what it spends
-        beyond the first.
+        beyond the first. And what a row has met cannot be added to what a user has met.
         """
+        self._check_unit(unit)
         if self._vault not in (None, vault):
             raise ValueError(
                 "this account already serves another vault, and would not count what a second one spends; open one "
@@ -300,11 +453,34 @@ class Account:
         """Whether the queries of this id have been charged, by this process or an earlier one."""
         return self._store.holds(self._dataset.name, query_id)
 
-    def charge(self, event: Event, times: int = 1, rows: npt.ArrayLike | None = None, note: str | None = None) -> None:
-        """Reserve queries that no vault makes, against these rows (all when None)."""
+    def begin(self, query_id: str, number: int, index: int, most: int) -> None:
+        """Write down that a prepaid query begins; see `BudgetStore.begin`."""
+        self._store.begin(self._dataset.name, query_id, number, index, most)
+
+    def charge(
+        self,
+        event: Event,
+        times: int = 1,
+        rows: npt.ArrayLike | None = None,
+        note: str | None = None,
+        unit: Unit | None = None,
+    ) -> None:
+        """Reserve queries that no vault makes, against these rows (all when None), or users where these are counted."""
+        self._check_unit(self._dataset.unit if unit is None else unit)
         index: RowIndex | None = None if rows is None else np.asarray(rows, dtype=np.intp)
-        said = self._note if note is None else note
-        self._store.reserve(self._dataset.name, [Charge(event, times, index)], note=said, host=self._host)
+        self._reserve([[Charge(event, times, index)]], self._note if note is None else note)
+
+    def _check_unit(self, unit: Unit) -> None:
+        if unit != self._dataset.unit:
+            raise ValueError(
+                f"the budget of {self._dataset.name!r} is about {self._dataset.unit.protects}, and this would count "
+                f"what is spent on {unit.protects}; the two cannot be added up"
+            )
+
+    def _reserve(self, plans: Sequence[Plan], note: str, query_id: str | None = None) -> None:
+        self._store.reserve(
+            self._dataset.name, plans, ids=self._ids, note=note, host=self._host, query_id=query_id
+        )  # fmt: skip
 
     def epsilon(self, delta: float | None = None) -> float:
         """Return what all queries of all processes so far cost the worst row."""

@@ -11,22 +11,23 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
-import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from labeldp.budgets.keys import Key, StoreError, StoreKeyError, make_key, read_key
-from labeldp.core.events import Event, Queries, event_from_json, event_to_json
-from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget, Ledger, RowIndex, Unit
+from labeldp.budgets.address import shown_address
+from labeldp.budgets.charges import Charge, pack, unpack
+from labeldp.budgets.ids import Hashes, Ids, hashed
+from labeldp.budgets.keys import Key, StoreError, StoreKeyError, find_key, given_key
+from labeldp.core.events import Event, event_from_json, event_to_json
+from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget, Unit
 from labeldp.core.vault import LabelVault
 
 try:
@@ -36,7 +37,9 @@ try:
 except ImportError:
     raise ImportError("budgets in a database need SQLAlchemy; install it with: pip install 'labeldp[store]'") from None
 
-FORMAT = "labeldp-budgets/1"
+FORMAT = "labeldp-budgets/2"
+# Without plans, ids and begun queries; it gets their columns when it is opened.
+_FIRST_FORMAT = "labeldp-budgets/1"
 # How long a process waits for its turn before it gives up, charging nothing.
 PATIENCE_SECONDS = 120
 # Any fixed number: processes that find no tables in PostgreSQL make them one after the other.
@@ -66,6 +69,9 @@ DATASETS = sa.Table(
     sa.Column("charges", sa.BigInteger, nullable=False),
     sa.Column("head", sa.Text, nullable=False),
     sa.Column("seal", sa.Text, nullable=False),
+    # "ids" where lines of the ledger are known by ids; how many prepaid queries were begun under all query ids.
+    sa.Column("bound", sa.Text),
+    sa.Column("begun", sa.BigInteger),
 )  # fmt: skip
 CHARGES = sa.Table(
     "labeldp_charges", _tables,
@@ -82,7 +88,26 @@ CHARGES = sa.Table(
     sa.Column("time", sa.Text, nullable=False),
     sa.Column("epsilon", sa.Double, nullable=False),
     sa.Column("seal", sa.Text, nullable=False),
+    # The number of the first charge that was fixed together with this one; none in the first version.
+    sa.Column("plan", sa.BigInteger),
 )  # fmt: skip
+IDS = sa.Table(
+    "labeldp_ids", _tables,
+    sa.Column("dataset", sa.Integer, sa.ForeignKey("labeldp_datasets.id"), primary_key=True),
+    # The line of the ledger that the first of these hashes names.
+    sa.Column("first", sa.BigInteger, primary_key=True),
+    sa.Column("hashes", sa.LargeBinary, nullable=False),
+    sa.Column("seal", sa.Text, nullable=False),
+)  # fmt: skip
+BEGUN = sa.Table(
+    "labeldp_begun", _tables,
+    sa.Column("dataset", sa.Integer, sa.ForeignKey("labeldp_datasets.id"), primary_key=True),
+    sa.Column("receipt", sa.Text, primary_key=True),
+    # How many queries of each batch were begun, as JSON.
+    sa.Column("batches", sa.Text, nullable=False),
+    sa.Column("seal", sa.Text, nullable=False),
+)  # fmt: skip
+_SINCE_FIRST_FORMAT = (DATASETS.c.bound, DATASETS.c.begun, CHARGES.c.plan)
 
 # What drivers say, and what it means here.
 _IN_WORDS = {
@@ -106,6 +131,8 @@ class Database:
     engine: sa.Engine
     key: Key
     name: str
+    # Random, and its own: what tells it from another store.
+    id: str = ""
 
     @property
     def is_file(self) -> bool:
@@ -136,20 +163,27 @@ def open_database(where: str | Path, key: bytes | str | Path | None, create: boo
     """The store at this path or PostgreSQL address, made when there is none and `create` says so."""
     url = _address(where)
     if url.get_backend_name() != "sqlite":
-        shown = url.set(drivername="postgresql").render_as_string(hide_password=True)
-        database = Database(_postgresql(url), _key(key, None), shown)
+        shown = shown_address(where)
+        if (shared := given_key(key)) is None:
+            raise StoreKeyError(
+                "a PostgreSQL store needs its key, a file that the team shares and others cannot read; name it in "
+                "LABELDP_STORE_KEY, or make one with: labeldp budget key FILE"
+            )
+        database = Database(_postgresql(url), shared, shown)
     else:
         path = Path(str(url.database)).absolute()
         if path.is_dir():
             raise StoreError(f"{str(url.database)!r} is a folder; give the name of a file in it, say budgets.db")
         if not create and not path.is_file():
             raise StoreError(f"there is no budget store {str(url.database)!r}; make one with: labeldp budget create")
-        database = Database(_sqlite(url.set(database=str(path))), _key(key, path), str(url.database))
-        with _folder_in_words(path):
+        try:
+            secret = find_key(key, path, make=not (path.exists() and path.stat().st_size))
+            database = Database(_sqlite(url.set(database=str(path))), secret, str(url.database))
             # Made by us, so that only its owner may read it; SQLite gives its own files the same mode.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    _settle(database, create)
-    return database
+        except OSError as error:
+            raise StoreError(f"the budget store {str(path)!r} cannot be opened or made ({error.strerror})") from None
+    return replace(database, id=_settle(database, create)["id"])
 
 
 @contextmanager
@@ -160,7 +194,9 @@ def in_words(name: str) -> Generator[None]:
     except exc.DBAPIError as error:
         said = str(error.orig)
         known = [words for sign, words in _IN_WORDS.items() if sign in f"{type(error.orig).__name__} {said}".lower()]
-        reason = known[0] if known else f"cannot be used ({said.strip().splitlines()[0]}); nothing was drawn"
+        # What a database quotes may be a user, a host or a password.
+        quoted = re.sub(r"\"[^\"]*\"|'[^']*'", "…", said.strip().splitlines()[0])
+        reason = known[0] if known else f"cannot be used ({quoted}); nothing was drawn"
         raise StoreError(f"the budget store {name!r} {reason}") from None
     except exc.SQLAlchemyError as error:
         raise StoreError(f"the budget store {name!r} cannot be used ({type(error).__name__})") from None
@@ -182,33 +218,6 @@ def _address(where: str | Path) -> sa.URL:
     if backend == "postgresql":
         return url.set(drivername="postgresql+psycopg")
     raise StoreError(f"a budget store is a file or a postgresql:// address, not {backend!r} in memory or elsewhere")
-
-
-def _key(given: bytes | str | Path | None, path: Path | None) -> Key:
-    if isinstance(given, bytes):
-        return Key(given)
-    given = given or os.environ.get("LABELDP_STORE_KEY")
-    if given:
-        return read_key(Path(given).expanduser())
-    if path is None:
-        raise StoreKeyError(
-            "a PostgreSQL store needs its key, a file that the team shares and others cannot read; name it in "
-            "LABELDP_STORE_KEY, or make one with: labeldp budget key FILE"
-        )
-    beside = path.with_name(path.name + ".key")
-    # A new key beside an old store would be a wrong one.
-    if path.exists() and path.stat().st_size:
-        return read_key(beside)
-    with _folder_in_words(path):
-        return make_key(beside)
-
-
-@contextmanager
-def _folder_in_words(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"the budget store {str(path)!r} cannot be opened or made ({error.strerror})") from None
 
 
 def _sqlite(url: sa.URL) -> sa.Engine:
@@ -237,17 +246,17 @@ def _postgresql(url: sa.URL) -> sa.Engine:
         raise StoreError("PostgreSQL needs a driver; install it with: pip install 'labeldp[postgresql]'") from None
 
 
-def _settle(database: Database, create: bool) -> None:
-    """Make the tables where there are none; check version, key and what the server promises."""
+def _settle(database: Database, create: bool) -> dict[str, str]:
+    """Make the tables where there are none; check version, key and what the server promises; return the facts."""
     with database.reading() as connection:
         facts = _facts(connection)
-        if not database.is_file:
-            _check_server(database, connection)
+        if not database.is_file and connection.execute(sa.text("SHOW fsync")).scalar_one() != "on":
+            raise StoreError(f"the server of {database.name!r} runs with fsync = off: a power cut would undo charges")
     if not facts:
         if not create:
             raise StoreError(f"{database.name!r} holds no budget store; make one with: labeldp budget create")
-        facts = _made(database)
-    if facts.get("format") != FORMAT:
+        facts = _prepared(database)
+    if facts.get("format") not in (FORMAT, _FIRST_FORMAT):
         raise StoreError(
             f"the budget store {database.name!r} has the format {facts.get('format')!r}, not {FORMAT!r}; use the "
             "version of the library that wrote it"
@@ -256,6 +265,7 @@ def _settle(database: Database, create: bool) -> None:
         raise StoreKeyError(
             f"the key does not belong to the budget store {database.name!r}; give the one with which it was made"
         )
+    return _prepared(database) if facts["format"] == _FIRST_FORMAT else facts
 
 
 def _facts(connection: sa.Connection) -> dict[str, str]:
@@ -271,126 +281,26 @@ def _insist(connection: sa.Connection) -> None:
         connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
 
 
-def _made(database: Database) -> dict[str, str]:
+def _prepared(database: Database) -> dict[str, str]:
+    """Make the tables, or what a store of the first version lacks, whoever comes first; return the facts."""
     with database.writing() as connection:
         if not database.is_file:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MAKING_TABLES)))
-        found = _facts(connection)
-        if found:
-            return found
-        if database.is_file and sa.inspect(connection).get_table_names():
-            raise StoreError(f"{database.name!r} is a database of something else; give the store a file of its own")
-        _tables.create_all(connection)
-        name = secrets.token_hex(16)
-        facts = {"format": FORMAT, "id": name, "key check": database.key.seal("key check", name)}
-        connection.execute(sa.insert(FACTS), [{"name": name, "value": value} for name, value in facts.items()])
+        facts = _facts(connection)
+        if not facts:
+            if database.is_file and sa.inspect(connection).get_table_names():
+                raise StoreError(f"{database.name!r} is a database of something else; give the store a file of its own")
+            _tables.create_all(connection)
+            name = secrets.token_hex(16)
+            facts = {"format": FORMAT, "id": name, "key check": database.key.seal("key check", name)}
+            connection.execute(sa.insert(FACTS), [{"name": name, "value": value} for name, value in facts.items()])
+        elif facts["format"] == _FIRST_FORMAT:
+            for column in _SINCE_FIRST_FORMAT:
+                kind = column.type.compile(connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} {kind}")
+            _tables.create_all(connection)
+            connection.execute(sa.update(FACTS).where(FACTS.c.name == "format").values(value=FORMAT))
         return facts
-
-
-def _check_server(database: Database, connection: sa.Connection) -> None:
-    if connection.execute(sa.text("SHOW fsync")).scalar_one() != "on":
-        raise StoreError(f"the server of {database.name!r} runs with fsync = off: a power cut would undo charges")
-
-
-# -- what a ledger has more than an earlier one, as charges --------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Charge:
-    """`times` queries of one event at these rows; None is all of them."""
-
-    event: Event
-    times: int
-    rows: RowIndex | None = None
-
-
-def charged(ledger: Ledger, charges: Sequence[Charge]) -> Ledger:
-    """The ledger after all of these."""
-    return reduce(lambda before, charge: before.charge(charge.event, charge.times, charge.rows), charges, ledger)
-
-
-def growth(before: Ledger, after: Ledger) -> tuple[Charge, ...]:
-    """The charges that lead from one ledger to the other, row by row.
-
-    >>> from labeldp.core.events import PureDP
-    >>> empty = Ledger(4)
-    >>> [(c.times, c.rows) for c in growth(empty, empty.charge(PureDP(1.0)))]
-    [(1, None)]
-    >>> [(c.times, c.rows) for c in growth(empty, empty.charge(PureDP(1.0), rows=[2, 3]))]
-    [(1, array([2, 3]))]
-    """
-    if before.num_rows != after.num_rows:
-        raise StoreError(f"the ledger has {after.num_rows} lines where {before.num_rows} are expected")
-    parts: dict[tuple[Event, int], list[RowIndex]] = {}
-    for rows, old, new in _changed(before, after):
-        for event, times in _more(old, new):
-            parts.setdefault((event, times), []).append(rows)
-    return tuple(Charge(*what, _together(rows, after.num_rows)) for what, rows in parts.items())
-
-
-def largest_growth(before: Ledger, after: Ledger) -> tuple[Charge, ...]:
-    """The same as charges against all rows: how much the most that any row has met of every event has grown.
-
-    Summed over the life of a ledger, no row has met more than was charged.
-    """
-    old, new = _most(before), _most(after)
-    return tuple(Charge(event, times - old.get(event, 0)) for event, times in new.items() if times > old.get(event, 0))
-
-
-def pack(rows: RowIndex | None, num_rows: int) -> bytes | None:
-    """Row numbers in little space; they are public."""
-    if rows is None:
-        return None
-    mask = np.zeros(num_rows, dtype=bool)
-    mask[rows] = True
-    return zlib.compress(np.packbits(mask).tobytes())
-
-
-def unpack(packed: bytes | None, num_rows: int) -> RowIndex | None:
-    """What `pack` packed; ValueError if it cannot be."""
-    if packed is None:
-        return None
-    try:
-        bits = np.frombuffer(zlib.decompress(packed), dtype=np.uint8)
-    except zlib.error:
-        raise ValueError("the rows cannot be read") from None
-    return np.flatnonzero(np.unpackbits(bits, count=num_rows))
-
-
-def _changed(before: Ledger, after: Ledger) -> Iterator[tuple[RowIndex, Queries, Queries]]:
-    """The rows of every pair of histories (old, new) that occurs and differs."""
-    width = len(after.histories)
-    pairs = _numbers(before) * width + _numbers(after)
-    for pair in map(int, np.flatnonzero(np.bincount(pairs))):
-        was, now = before.histories[pair // width], after.histories[pair % width]
-        if was != now:
-            yield np.flatnonzero(pairs == pair), was, now
-
-
-def _numbers(ledger: Ledger) -> npt.NDArray[np.int64]:
-    if ledger.history_of_row is None:
-        return np.zeros(ledger.num_rows, dtype=np.int64)
-    return ledger.history_of_row.astype(np.int64)
-
-
-def _more(old: Queries, new: Queries) -> list[tuple[Event, int]]:
-    before, after = ({query.event: query.times for query in queries} for queries in (old, new))
-    if any(after.get(event, 0) < times for event, times in before.items()):
-        raise StoreError("the ledger has fewer queries than before: it is another vault's; open one account per vault")
-    return [(event, times - before.get(event, 0)) for event, times in after.items() if times > before.get(event, 0)]
-
-
-def _together(parts: list[RowIndex], num_rows: int) -> RowIndex | None:
-    rows = np.sort(np.concatenate(parts))
-    return None if len(rows) == num_rows else rows
-
-
-def _most(ledger: Ledger) -> dict[Event, int]:
-    most: dict[Event, int] = {}
-    for group in ledger.groups():
-        for query in group.queries:
-            most[query.event] = max(most.get(query.event, 0), query.times)
-    return most
 
 
 # -- data sets and charges as lines of the tables ------------------------------------------------------------
@@ -401,21 +311,12 @@ _LONGEST_NAME = 200
 Line = Mapping[Any, Any]
 
 
-class Grouping(Protocol):
-    """Whose each row is (`labeldp.mechanisms.users.Users`)."""
-
-    def __len__(self) -> int: ...
-
-    def digest(self) -> str:
-        """A public name of the grouping."""
-        ...
-
-
 @dataclass(frozen=True)
 class DataSet:
     """What a store knows of a data set: all of it may be shown.
 
-    `units` counts the lines of its ledger: rows, or the users of `grouping`.
+    `units` counts the lines of its ledger: rows, or the users of `grouping`. Where the data set is `bound` to ids they
+    are known by these, whatever table they come in, and new ones can join.
     """
 
     name: str
@@ -428,6 +329,8 @@ class DataSet:
     created: str
     created_by: str
     charges: int = 0
+    bound: bool = False
+    begun: int | None = None
 
     @property
     def unit(self) -> Unit:
@@ -451,41 +354,49 @@ class Entry:
     query_id: str | None
 
 
-def describe(
-    key: Key, name: str, labels: npt.ArrayLike | LabelVault, num_classes: int, budget: Budget, users: Grouping | None
-) -> DataSet:
-    """Return what a store knows about these labels: their keyed hash and how many there are."""
-    classes = cast("Any", num_classes)
-    if isinstance(classes, bool) or not isinstance(classes, (int, np.integer)) or num_classes < 1:
-        raise ValueError(f"num_classes={num_classes!r} is not a number of classes; declare it (≥ 1)")
+def describe(key: Key, name: str, vault: LabelVault, budget: Budget, ids: Ids | None) -> tuple[DataSet, Hashes | None]:
+    """Return what a store knows about these labels, their keyed hash and how many there are; and the hashes of ids."""
+    if not isinstance(cast("Any", vault), LabelVault):
+        raise ValueError(
+            f"vault is a {type(vault).__name__}; a store takes no open labels: seal them first, say with "
+            "LabelVault(labels, num_classes)"
+        )
     if not isinstance(cast("Any", budget), Budget):
         raise ValueError(f"budget={budget!r} is not a budget; give labeldp.Budget(epsilon=..., delta=...)")
-    fingerprint, rows = key.fingerprint(labels), len(cast("Any", labels))
-    if not rows:
-        raise ValueError("labels is empty; there is nothing to protect")
-    units, grouping = (rows, "") if users is None else (len(users), users.digest())
-    return DataSet(name, fingerprint, rows, int(num_classes), units, grouping, budget, now(), user_name())
+    if not len(vault):
+        raise ValueError("vault is empty; there is nothing to protect")
+    units, grouping = vault.ledger.num_rows, "" if vault.unit == ONE_LABEL else cast("Any", vault).users.digest()
+    hashes = None if ids is None else hashed(key, ids, vault)
+    if hashes is not None:
+        units, grouping = len(set(hashes.tolist())), grouping and "by id"
+    dataset = DataSet(
+        name, vault.fingerprint(key.secret), len(vault), vault.num_classes, units, grouping, budget, now(), user_name(),
+        bound=ids is not None, begun=0,
+    )  # fmt: skip
+    return dataset, hashes
 
 
-def dataset_line(key: Key, dataset: DataSet, head: str, charges: int) -> dict[str, Any]:
-    """The line of a data set with so many charges, the last of which has the seal `head`."""
+def dataset_line(key: Key, dataset: DataSet, head: str) -> dict[str, Any]:
+    """Return the line of a data set whose last charge has the seal `head`."""
     line = {
         "name": dataset.name, "fingerprint": dataset.fingerprint, "num_rows": dataset.num_rows,
         "num_classes": dataset.num_classes, "units": dataset.units, "grouping": dataset.grouping,
         "epsilon": float(dataset.budget.epsilon), "delta": float(dataset.budget.delta), "created": dataset.created,
-        "created_by": dataset.created_by, "charges": charges, "head": head,
+        "created_by": dataset.created_by, "charges": dataset.charges, "head": head,
+        "bound": "ids" if dataset.bound else None, "begun": dataset.begun,
     }  # fmt: skip
     return {**line, "seal": _seal(key, line)}
 
 
 def read_dataset(key: Key, line: Line, store: str) -> DataSet:
-    """The data set of a line; StoreError if the line is not as it was written."""
+    """Return the data set of a line; StoreError if the line is not as it was written."""
     try:
         dataset = DataSet(
             line["name"], line["fingerprint"], line["num_rows"], line["num_classes"], line["units"], line["grouping"],
             Budget(line["epsilon"], line["delta"]), line["created"], line["created_by"], line["charges"],
+            line["bound"] == "ids", line["begun"],
         )  # fmt: skip
-        whole = dataset_line(key, dataset, line["head"], dataset.charges)["seal"] == line["seal"]
+        whole = dataset_line(key, dataset, line["head"])["seal"] == line["seal"]
     except (ValueError, TypeError):
         whole, dataset = False, None
     if dataset is None or not whole:
@@ -496,7 +407,7 @@ def read_dataset(key: Key, line: Line, store: str) -> DataSet:
 def charge_line(
     key: Key, charge: Charge, dataset: int, number: int, units: int, before: str, **said: Any
 ) -> dict[str, Any]:
-    """The line of a charge, sealed over the one before it."""
+    """Return the line of a charge, sealed over the one before it."""
     asked = units if charge.rows is None else len(charge.rows)
     line = {
         "dataset": dataset, "number": number, "event": json.dumps(event_to_json(charge.event)),
@@ -506,15 +417,28 @@ def charge_line(
 
 
 def read_charge(key: Key, line: Line, number: int, units: int, before: str) -> Charge | None:
-    """The charge of a line; None if it is not as it was written or not the one of this number."""
-    body = {name: value for name, value in line.items() if name != "seal"}
-    if line["number"] != number or _seal(key, body, before) != line["seal"]:
+    """Return the charge of a line; None if it is not as it was written or not the one of this number."""
+    if line["number"] != number or not whole_line(key, line, before):
         return None
-    return Charge(event_from_json(json.loads(line["event"])), line["times"], unpack(line["rows"], units))
+    rows = unpack(line["rows"], units)
+    if rows is None and line["rows_asked"] < units:
+        # All that there were then.
+        rows = np.arange(int(line["rows_asked"]), dtype=np.intp)
+    return Charge(event_from_json(json.loads(line["event"])), line["times"], rows)
+
+
+def sealed_line(key: Key, **line: Any) -> dict[str, Any]:
+    """Return a line of ids or of begun queries, with its seal."""
+    return {**line, "seal": _seal(key, line)}
+
+
+def whole_line(key: Key, line: Line, before: str = "") -> bool:
+    """Whether a line is as it was written."""
+    return _seal(key, {name: value for name, value in line.items() if name != "seal"}, before) == line["seal"]
 
 
 def read_entry(line: Line) -> Entry:
-    """A line for people."""
+    """Return a line for people."""
     return Entry(
         line["number"], line["time"], line["who"], line["host"], line["note"],
         event_from_json(json.loads(line["event"])), line["times"], line["rows_asked"], line["epsilon"], line["receipt"],
@@ -523,13 +447,16 @@ def read_entry(line: Line) -> Entry:
 
 def refuse_change(old: DataSet, new: DataSet) -> None:
     """Raise StoreError where `new` is not the data set that was given its budget as `old`."""
-    if old.fingerprint != new.fingerprint:
+    if old.fingerprint != new.fingerprint and not (old.bound and new.bound):
         raise StoreError(f"the name {old.name!r} belongs to other labels; choose another one")
     if old.name != new.name:
         raise StoreError(f"these labels have a budget already, under the name {old.name!r}: they cannot have two")
+    if old.bound != new.bound:
+        has, wants = ("has", "give them") if old.bound else ("has no", "leave them out")
+        raise StoreError(f"the budget of {old.name!r} {has} ids by which it knows its rows; {wants} (ids, --id)")
     if old.num_classes != new.num_classes:
         raise StoreError(f"{old.name!r} was declared with {old.num_classes} classes, not {new.num_classes}")
-    if (old.units, old.grouping) != (new.units, new.grouping):
+    if old.grouping != new.grouping or (old.units != new.units and not old.bound):
         same = "grouped otherwise" if old.grouping and new.grouping else f"not {new.unit.protects}"
         raise StoreError(f"the budget of {old.name!r} is about {old.unit.protects}, {same}")
     if old.budget != new.budget:
@@ -572,7 +499,10 @@ def _in_words(budget: Budget) -> str:
 
 
 def _seal(key: Key, line: Line, before: str = "") -> str:
-    return key.seal(before, [[name, _plain(value)] for name, value in sorted(line.items())])
+    # Columns that came after the first version are not in its seals, and were empty.
+    later = {column.name for column in _SINCE_FIRST_FORMAT}
+    sealed = ((name, value) for name, value in sorted(line.items()) if value is not None or name not in later)
+    return key.seal(before, [[name, _plain(value)] for name, value in sealed])
 
 
 def _plain(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Which recipe for which problem, from public numbers alone: `labeldp.choose` and `labeldp plan`."""
+"""Choose a recipe from public numbers alone: `labeldp.choose` and `labeldp plan`."""

@@ -1,4 +1,4 @@
-"""Which recipe for which problem: public numbers in, a ranking and a sentence out.
+"""Choose a recipe for a problem: public numbers in, a ranking and a sentence out.
 
 Nothing here takes a label, or a column that holds one: the number of rows and the list of classes are public, whatever
 the labels are, so a choice costs no privacy.
@@ -14,7 +14,7 @@ from typing import Any
 from labeldp.choosing import words
 from labeldp.choosing.predict import NEEDS_DELTA, Ranked, rank
 from labeldp.recipes.catalogue import BY_KEY, RECIPES, Recipe
-from labeldp.recipes.worth import MODALITIES, Case, crossing, response_labels
+from labeldp.recipes.worth import MODALITIES, Case, crossing, moment_distance, moment_labels, response_labels
 from labeldp.results.words import at_most, odds_in_words
 
 DEVICES = ("cpu", "cuda")
@@ -51,7 +51,7 @@ class Choice:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `json.dumps`."""
+        """Return plain values for `json.dumps`."""
         return {**asdict(self), "settings": dict(self.settings)}
 
 
@@ -88,19 +88,36 @@ def choose(
     'one_shot+linear'
     >>> choose(60_000, 10, epsilon=4.0, feature_dim=784, device="cuda").recipe
     'lp_mst'
-    >>> choose(100_000, None, epsilon=1.0, modality="table").recipe
-    'binned_regression'
+    >>> [choose(10_000, None, epsilon, modality="table").recipe for epsilon in (1.0, 8.0)]
+    ['one_shot', 'binned_regression']
     """
-    _check(num_rows, num_classes, epsilon, delta, feature_dim, modality, device, rows_per_user, hours)
-    notes = _about_delta(num_rows, delta)
+    _at_least(1, num_rows=num_rows, feature_dim=feature_dim, rows_per_user=rows_per_user)
+    _at_least(2, num_classes=num_classes)
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon={epsilon} must be above 0 and finite; 0.01 to 4 is usual")
+    if not (delta == 0 or _SMALLEST_DELTA <= delta < 1):
+        raise ValueError(f"delta={delta} must be 0, or from {_SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
+    if not hours > 0:
+        raise ValueError(f"hours={hours} must be above 0")
+    for name, value, known in (("modality", modality, MODALITIES), ("device", device, DEVICES)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is not known here; give one of {', '.join(known)}")
+    too_much = f"delta={delta:g} is not below one over the {num_rows:,} rows: it would allow one label to be shown."
+    notes = (too_much,) if delta * num_rows >= 1 else ()
+    cap = rows_per_user or 1
+    if cap > 1 and num_classes is None:
+        raise ValueError(
+            f"rows_per_user={rows_per_user} with num_classes=None: no recipe protects the numbers of a user together; "
+            "declare classes (bins), or protect each number by itself"
+        )
+    # As many rows of two classes, low and high, are what numbers are worth.
+    case = Case(num_rows, 2 if num_classes is None else num_classes, feature_dim, modality, delta)
     if num_classes is None:
-        return _for_numbers(num_rows, epsilon, rows_per_user, notes)
-    case = Case(num_rows, num_classes, feature_dim, modality, delta)
-    if rows_per_user is not None and rows_per_user > 1:
-        return _for_users(case, epsilon, rows_per_user, notes)
+        return _for_numbers(case, epsilon, notes)
+    if cap > 1:
+        return _for_users(case, epsilon, cap, notes)
     ranking, alike = rank(case, epsilon, device, hours)
-    best = ranking[0]
-    recipe = BY_KEY[best.recipe]
+    recipe = BY_KEY[ranking[0].recipe]
     cross = crossing(num_rows, num_classes, delta, case.width) if delta > 0 else None
     return Choice(
         recipe=recipe.key,
@@ -115,14 +132,8 @@ def choose(
     )
 
 
-def _about_delta(num_rows: int, delta: float) -> tuple[str, ...]:
-    if delta * num_rows >= 1:
-        return (f"delta={delta:g} is not below one over the {num_rows:,} rows: it would allow one label to be shown.",)
-    return ()
-
-
 def _out_of_reach(ranking: tuple[Ranked, ...]) -> tuple[str, ...]:
-    """The best recipe that something stands in the way of, where it would be a point better."""
+    """Name the best recipe that something stands in the way of, where it would be a point better."""
     best = ranking[0].accuracy
     if best is None:
         return ()
@@ -134,23 +145,23 @@ def _out_of_reach(ranking: tuple[Ranked, ...]) -> tuple[str, ...]:
 # --- problems with few recipes ---------------------------------------------------------------------------------------
 
 
-def _for_numbers(num_rows: int, epsilon: float, rows_per_user: int | None, notes: tuple[str, ...]) -> Choice:
-    if rows_per_user is not None and rows_per_user > 1:
-        raise ValueError(
-            f"rows_per_user={rows_per_user} with num_classes=None: no recipe protects the numbers of a user together; "
-            "declare classes (bins), or protect each number by itself"
-        )
-    # Made for numbers, and for nothing else.
-    recipe = next(recipe for recipe in RECIPES if recipe.numbers and not recipe.classes)
+def _for_numbers(case: Case, epsilon: float, notes: tuple[str, ...]) -> Choice:
+    """Choose the recipe whose query is worth more: one moment of all numbers, or one response per row."""
+    moment = moment_labels(case.num_rows, case.num_classes, moment_distance(case, epsilon), case.width)
+    responses = response_labels(case.num_rows, case.num_classes, epsilon)
+    known = [recipe for recipe in RECIPES if recipe.numbers]
+    ranking = [Ranked(recipe.key, responses if recipe.pure else moment) for recipe in known]
+    ranking.sort(key=lambda one: -one.clean_labels)
+    best = BY_KEY[ranking[0].recipe]
+    delta = 0.0 if best.pure else case.delta
     reason = (
-        f"The labels are numbers, and {recipe.key}, which {recipe.idea}, places the bins so that private responses of "
-        "this kind have the least expected loss (Ghazi et al. 2023)."
+        f"One noisy sum over all {case.num_rows:,} numbers is worth about {moment:,.0f} clean labels and one private "
+        f"response per row about {responses:,.0f}, so {best.key} is taken; this rests on formulas alone."
     )
-    case = Case(num_rows, 2, None, "table", 0.0)
-    start = {"epsilon": epsilon, **recipe.shown(case, epsilon)}
-    price = f"ε = {at_most(epsilon)}, δ = 0, for the replacement of one number. {odds_in_words(epsilon, 0.0)}"
-    ranking = (Ranked(recipe.key, float(num_rows)),)
-    return Choice(recipe.key, recipe.call("numbers"), reason, ranking, start, price, notes=notes)
+    start = {"epsilon": epsilon, "delta": delta, **best.shown(case, epsilon)}
+    price = f"ε = {at_most(epsilon)}, δ = {at_most(delta, 3)}, for the replacement of one number. "
+    price += odds_in_words(epsilon, delta)
+    return Choice(best.key, best.call("numbers"), reason, tuple(ranking), start, price, notes=notes)
 
 
 def _for_users(case: Case, epsilon: float, cap: int, notes: tuple[str, ...]) -> Choice:
@@ -177,33 +188,6 @@ def _for_users(case: Case, epsilon: float, cap: int, notes: tuple[str, ...]) -> 
     price = f"ε = {at_most(epsilon)}, δ = {at_most(delta, 3)}, for all labels of one user together. "
     price += odds_in_words(epsilon, delta, "all labels of one user")
     return Choice(best.recipe, recipe.call(), reason, (best, other), start, price, notes=notes)
-
-
-# --- arguments ------------------------------------------------------------------------------------------------------
-
-
-def _check(
-    num_rows: int,
-    num_classes: int | None,
-    epsilon: float,
-    delta: float,
-    feature_dim: int | None,
-    modality: str,
-    device: str,
-    rows_per_user: int | None,
-    hours: float,
-) -> None:
-    _at_least(1, num_rows=num_rows, feature_dim=feature_dim, rows_per_user=rows_per_user)
-    _at_least(2, num_classes=num_classes)
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon={epsilon} must be above 0 and finite; 0.01 to 4 is usual")
-    if not (delta == 0 or _SMALLEST_DELTA <= delta < 1):
-        raise ValueError(f"delta={delta} must be 0, or from {_SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
-    if not hours > 0:
-        raise ValueError(f"hours={hours} must be above 0")
-    for name, value, known in (("modality", modality, MODALITIES), ("device", device, DEVICES)):
-        if value not in known:
-            raise ValueError(f"{name}={value!r} is not known here; give one of {', '.join(known)}")
 
 
 def _at_least(least: int, **numbers: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What was measured, carried over to other public numbers: along the worth in clean labels per class.
+"""Carry what was measured over to other public numbers, along the worth in clean labels per class.
 
 `measured.csv` is made from experiments/results by `python -m experiments.choices`; the papers' figures stand in for
 recipes that have no result of ours on a data set. Between two points a recipe's accuracy is interpolated, beyond them
@@ -40,9 +40,17 @@ class Point:
     seconds: float | None
     origin: str
 
+    @classmethod
+    def from_row(cls, row: dict[str, str]) -> Point:
+        """Read a row of the table."""
+        case = Case(int(row["rows"]), int(row["classes"]), int(row["features"]), row["modality"], float(row["delta"]))
+        seconds = float(row["seconds"]) if row["seconds"] else None
+        measured = float(row["epsilon"]), float(row["accuracy"]), int(row["runs"])
+        return cls(row["dataset"], case, row["device"], BY_KEY[row["recipe"]], *measured, seconds, row["origin"])
+
     @property
     def ours(self) -> bool:
-        """Whether it is this library's own result, not a paper's."""
+        """Return whether it is this library's own result, not a paper's."""
         return self.origin == "ours"
 
 
@@ -50,16 +58,7 @@ class Point:
 def points() -> tuple[Point, ...]:
     """Return everything in `measured.csv`."""
     text = (files("labeldp.choosing") / "measured.csv").read_text(encoding="utf-8")
-    return tuple(_point(row) for row in csv.DictReader(text.splitlines()))
-
-
-def _point(row: dict[str, str]) -> Point:
-    case = Case(int(row["rows"]), int(row["classes"]), int(row["features"]), row["modality"], float(row["delta"]))
-    seconds = float(row["seconds"]) if row["seconds"] else None
-    return Point(
-        row["dataset"], case, row["device"], BY_KEY[row["recipe"]], float(row["epsilon"]), float(row["accuracy"]),
-        int(row["runs"]), seconds, row["origin"],
-    )  # fmt: skip
+    return tuple(map(Point.from_row, csv.DictReader(text.splitlines())))
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Reference:
 
     @property
     def ours(self) -> bool:
-        """Whether any of it was measured by this library."""
+        """Return whether any of it was measured by this library."""
         return any(point.ours for point in self.points)
 
     def curve(self, recipe: Recipe) -> tuple[Point, ...]:

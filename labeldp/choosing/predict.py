@@ -1,4 +1,4 @@
-"""How well each recipe would do: from results on data sets alike, else from what it is worth in clean labels."""
+"""Predict how well each recipe would do, from results on data sets alike, else from its worth in clean labels."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _compared(case: Case, epsilon: float, device: str, hours: float, found: Sequ
 
 
 def _results_first(column: list[_Expected], usable: list[bool]) -> list[_Expected]:
-    """Where some recipes have results of ours, a guess that is hardly better than them stays half a point behind."""
+    """Put guesses that are hardly better than results of ours half a point behind them, where there are some."""
     results = [one.value for one, free in zip(column, usable, strict=True) if free and one.backed]
     if not results:
         return column
@@ -115,7 +115,7 @@ def _results_first(column: list[_Expected], usable: list[bool]) -> list[_Expecte
 
 
 def _top(column: list[_Expected], usable: list[bool]) -> float:
-    """The best result of ours, else the best guess: a guess that is off must not blur the order of the results."""
+    """Return the best result of ours, else the best guess: one that is off must not blur the order of the results."""
     free = [one for one, usable_too in zip(column, usable, strict=True) if usable_too]
     results = [one.value for one in free if one.backed]
     return max(results or [one.value for one in free], default=0.0)
@@ -130,7 +130,7 @@ def _by_worth(ranked: list[Ranked]) -> tuple[Ranked, ...]:
 
 
 def _cautious_worth(one: Ranked) -> float:
-    """Clean labels, less what formulas overrate."""
+    """Return the clean labels, less what formulas overrate."""
     return one.clean_labels * (1.0 if BY_KEY[one.recipe].learner == "head" else _OF_FORMULA)
 
 
@@ -150,21 +150,17 @@ def _worth(recipe: Recipe, case: Case, epsilon: float) -> float:
 
 
 def _unmeasured(recipe: Recipe, case: Case, epsilon: float, device: str, hours: float) -> Ranked:
-    seconds = _table_seconds(recipe, case, device)
+    seconds = None
+    if case.modality == "table" and device == "cpu" and recipe.table_seconds is not None:
+        # Rough time on one core, where it was measured.
+        start, per_row = recipe.table_seconds
+        seconds = start + per_row * case.num_rows
     obstacle = _out_of_place(recipe, case) or _too_long(seconds, hours)
     return Ranked(recipe.key, _worth(recipe, case, epsilon), seconds=seconds, obstacle=obstacle)
 
 
-def _table_seconds(recipe: Recipe, case: Case, device: str) -> float | None:
-    """Rough time on one core; None where it was not measured."""
-    if case.modality != "table" or device != "cpu" or recipe.table_seconds is None:
-        return None
-    start, per_row = recipe.table_seconds
-    return start + per_row * case.num_rows
-
-
 def _out_of_place(recipe: Recipe, case: Case) -> str:
-    """Why it is not for such a problem, however long it may take."""
+    """Return why it is not for such a problem, however long it may take; empty where it is."""
     if recipe.needs_delta and case.delta == 0:
         return NEEDS_DELTA
     return f"was behind simpler recipes on data of the kind {case.modality}" if recipe.unfit == case.modality else ""
@@ -179,7 +175,7 @@ def _too_long(seconds: float | None, hours: float) -> str:
 def _obstacle(
     recipe: Recipe, case: Case, device: str, hours: float, found: Sequence[Reference]
 ) -> tuple[str, float | None]:
-    """What stands in the way, in words, and the time to train where it was measured for this recipe."""
+    """Return what stands in the way, in words, and the time to train where it was measured for this recipe."""
     timed = [p for one in found for p in one.curve(recipe) if p.seconds is not None]
     # Most networks take about as long as one another.
     nets = [p for p in points() if p.seconds is not None and p.recipe.learner == "net"]
@@ -192,7 +188,7 @@ def _obstacle(
 
 
 def _seconds(recipe: Recipe, case: Case, device: str, timed: Sequence[Point]) -> float | None:
-    """In proportion to the rows. A network on a CPU takes about a thousand times as long; a head was not compared."""
+    """Scale times by rows; a network on a CPU takes about a thousand times as long, and a head was not compared."""
     here = [p for p in timed if p.device == device]
     elsewhere = [] if here or not _trains_net(recipe, case) else timed
     slower = _CPU_SLOWER if device == "cpu" and elsewhere else 1.0
@@ -208,29 +204,25 @@ def _trains_net(recipe: Recipe, case: Case) -> bool:
 
 
 def _expected(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> _Expected:
-    """Cautiously."""
+    """Expect what was measured, carried over along the worth, less some caution; else what kin of the recipe reach."""
     where = labels_per_class(recipe, case, epsilon)
     curve = reference.curve(recipe)
     if not curve:
         return _Expected(accuracy(_guess(recipe, case, epsilon, reference), case.num_classes), "formula")
-    odds, evidence = along(curve, where)[0], _evidence(curve, recipe, where)
+    odds, measured = along(curve, where)
+    low, high = (labels_per_class(recipe, p.case, p.epsilon) for p in (curve[0], curve[-1]))
+    evidence = "measured" if measured else "between results" if low <= where <= high else "beyond results"
+    evidence = evidence if curve[0].ours else "paper"
     return _Expected(accuracy(odds - _CAUTION[evidence], case.num_classes), evidence)
 
 
-def _evidence(curve: tuple[Point, ...], recipe: Recipe, where: float) -> str:
-    if not curve[0].ours:
-        return "paper"
-    if along(curve, where)[1]:
-        return "measured"
-    ends = [labels_per_class(recipe, p.case, p.epsilon) for p in (curve[0], curve[-1])]
-    return "between results" if ends[0] <= where <= ends[1] else "beyond results"
-
-
 def _guess(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> float:
-    """What another recipe learnt from labels of the same worth, and how their learners differ."""
-    # Whose curve stands in: the first of its kin that the data set has, else the first of the standards.
+    """Guess log odds from what another recipe learnt from labels of the same worth, and how their learners differ."""
+    # Whose curve stands in: the first of its kin that the data set has, else of those that stand in for any other.
     kin = [one for one in RANKED if one.kin == recipe.kin]
-    standard = next((one for one in (*kin, *_standards(case.modality)) if reference.curve(one)), None)
+    listed = case.modality if any(case.modality in one.stands_in for one in RANKED) else ""
+    standards = sorted((one for one in RANKED if listed in one.stands_in), key=lambda one: one.stands_in[listed])
+    standard = next((one for one in (*kin, *standards) if reference.curve(one)), None)
     curve = reference.curve(standard) if standard else reference.points
     value, _ = along(curve, labels_per_class(recipe, case, epsilon))
     if case.modality != "images" or standard is None:
@@ -238,9 +230,3 @@ def _guess(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> 
         return value - _CAUTION["paper"]
     caution = _AMONG_KIN if standard.kin == recipe.kin else _CAUTION["formula"]
     return value - _GAP[recipe.learner] + _GAP[standard.learner] - caution
-
-
-def _standards(modality: str) -> list[Recipe]:
-    """Return the recipes whose results stand in for any other's, in their order for this modality."""
-    known = modality if any(modality in one.stands_in for one in RANKED) else ""
-    return sorted((one for one in RANKED if known in one.stands_in), key=lambda one: one.stands_in[known])

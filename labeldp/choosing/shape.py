@@ -1,16 +1,16 @@
-"""The public size of a table: rows and public numbers per row. The label column is found by name and never read."""
+"""Find the public size of a table, rows and public numbers per row; the label column is named and never read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 
 from labeldp.data import parquet
-from labeldp.data.csv import Header, Records, checked_delimiter, read_header, scan
-from labeldp.data.request import TableError, listed
+from labeldp.data.csv import Records, checked_delimiter, read_header, scan
+from labeldp.data.request import TableError, column_advice
 
 # A column of categories becomes several numbers, one-hot or hashed; how many is guessed rather than counted.
 _PER_CATEGORY = 16
@@ -26,7 +26,7 @@ class Shape:
 
 
 def public_shape(path: Path, label: str, delimiter: str | None = None) -> Shape:
-    """Of a Parquet file from its footer, of a CSV file by counting its records.
+    """Return the size of a Parquet file from its footer, of a CSV file by counting its records.
 
     >>> from labeldp.data.files import adult_path
     >>> public_shape(adult_path(), "income")
@@ -67,22 +67,18 @@ def _csv_shape(path: Path, label: str, delimiter: str | None) -> Shape:
         header = read_header(file, separator)
         names = [cell.decode(errors="replace") for cell in header.cells]
         _check_there(label, names)
-        return _counted(file, header, separator, names.index(label))
-
-
-def _counted(file: IO[bytes], header: Header, separator: bytes, label: int) -> Shape:
-    rows, widths = 0, [1] * (len(header.cells) - 1)
-    for part in scan(file, separator, len(header.cells)):
-        if not isinstance(part, Records):
-            continue
-        if rows == 0 and len(part):
-            widths = [_cell_numbers(part, place) for place in range(len(header.cells)) if place != label]
-        rows += len(part)
-    return _shape(rows, widths)
+        rows, widths = 0, [1] * (len(names) - 1)
+        for part in scan(file, separator, len(names)):
+            if not isinstance(part, Records):
+                continue
+            if rows == 0 and len(part):
+                widths = [_cell_numbers(part, place) for place in range(len(names)) if place != names.index(label)]
+            rows += len(part)
+        return _shape(rows, widths)
 
 
 def _cell_numbers(records: Records, column: int) -> int:
-    """From the first row: a number is one, everything else a category."""
+    """Return how many numbers a column makes, by its first row: one for a number, more for a category."""
     starts, stops = records.spans(column)
     try:
         float(records.data[starts[0] : stops[0]] or b"0")
@@ -99,7 +95,4 @@ def _shape(num_rows: int, widths: list[int]) -> Shape:
 
 def _check_there(label: str, names: list[str]) -> None:
     if names.count(label) != 1:
-        raise TableError(
-            f"label: column {label!r} is in the table {names.count(label)} times; the columns are {listed(names)}. "
-            "Name one that occurs once (case matters)"
-        )
+        raise TableError(f"label: there is no single column {label!r}; {column_advice(label, names)}")

@@ -1,4 +1,4 @@
-"""A choice for people's eyes: the sentence, the promise, where to start, and the ranking as a table."""
+"""Show a choice to people: the sentence, the promise, where to start, and the ranking as a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ def show(choice: Choice, console: Console | None = None) -> None:
         console = Console(highlight=False)
         if not console.is_terminal:
             console = Console(highlight=False, width=_WIDTH)
-    console.print(Group(_summary(choice), _ranking(choice.ranking), *_below(choice)))
+    console.print(Group(_summary(choice), _ranking(choice.ranking)))
+    if choice.alike:
+        console.print(
+            f"Accuracy: expected, with caution, on data like {' and '.join(choice.alike)}; yours may be easier or "
+            "harder. Behind by: most points lost to the best recipe on one of them.",
+            markup=False,
+        )
 
 
 def _summary(choice: Choice) -> Table:
@@ -45,20 +51,16 @@ def _ranking(ranking: tuple[Ranked, ...]) -> RenderableType:
         table.add_column(name, justify="right")
     table.add_column("rests on")
     for one in ranking:
-        style = "dim" if one.obstacle else ""
-        table.add_row(*(Text(cell, style=style) for cell in _cells(one)))
+        cells = (
+            one.recipe,
+            count(one.clean_labels) if one.clean_labels else "–",
+            "–" if one.accuracy is None else f"{one.accuracy:.1f} %",
+            "–" if one.regret is None else f"{max(one.regret, 0.0):.1f}",
+            _time(one.seconds),
+            one.obstacle or one.evidence,
+        )
+        table.add_row(*(Text(cell, style="dim" if one.obstacle else "") for cell in cells))
     return table
-
-
-def _cells(one: Ranked) -> tuple[str, ...]:
-    return (
-        one.recipe,
-        count(one.clean_labels) if one.clean_labels else "–",
-        "–" if one.accuracy is None else f"{one.accuracy:.1f} %",
-        "–" if one.regret is None else f"{max(one.regret, 0.0):.1f}",
-        _time(one.seconds),
-        one.obstacle or one.evidence,
-    )
 
 
 def _time(seconds: float | None) -> str:
@@ -67,13 +69,3 @@ def _time(seconds: float | None) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
-
-
-def _below(choice: Choice) -> tuple[RenderableType, ...]:
-    if not choice.alike:
-        return ()
-    names = " and ".join(choice.alike)
-    return (
-        Text(f"Accuracy: expected, with caution, on data like {names}; yours may be easier or harder. Behind by: most "
-             "points lost to the best recipe on one of them."),
-    )  # fmt: skip

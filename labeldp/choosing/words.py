@@ -1,4 +1,4 @@
-"""A choice in plain words: why, with which settings to start, and what is promised for it."""
+"""Put a choice in plain words: why, with which settings to start, and what is promised for it."""
 
 from __future__ import annotations
 

@@ -21,13 +21,15 @@ import click
 
 from labeldp.cli.accounting import calibrate, epsilon
 from labeldp.cli.audit import audit
-from labeldp.cli.budget import account_of, budget
-from labeldp.cli.options import EPSILON, Refusal, declared, delimiter_of, names_in, refuse_idle, takes_config
+from labeldp.cli.budget import BESIDE, account_of, budget
+from labeldp.cli.keys import keys, put_signature, signing_key, with_signature
+from labeldp.cli.options import EPSILON, Refusal, declared, delimiter_of, names_in, refuse_idle, takes_config, with_rows
 from labeldp.cli.plan import plan
 from labeldp.cli.predict import completion, predict
 from labeldp.cli.report import report
 from labeldp.cli.reproduce import reproduce_table
 from labeldp.cli.train import train
+from labeldp.cli.verify import verify
 
 if TYPE_CHECKING:
     from labeldp.core.certificate import Certificate
@@ -101,12 +103,15 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
               "when prior columns are given.")  # fmt: skip
 @click.option("--prior-columns", help="Columns with each row's public guess, one per class, comma-separated.")
 @click.option("--k", type=click.IntRange(1), help="Size of the response set of top-k-response.")
+@with_rows
 @click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
 @click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
 @click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
-@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.")
+@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.  [default: "
+              "LABELDP_STORE, else budgets.db beside IN]")  # fmt: skip
 @click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
 @click.option("--insecure-seed", type=int, help="Noise from a seed: for tests only, marked in the certificate.")
+@with_signature
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
 def privatize(
@@ -118,12 +123,15 @@ def privatize(
     mechanism: str | None,
     prior_columns: str | None,
     k: int | None,
+    user: str | None,
+    id_column: str | None,
     delimiter: str | None,
     journal: Path | None,
     budget: float | None,
     store: str | None,
     key: Path | None,
     insecure_seed: int | None,
+    sign: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -140,35 +148,47 @@ def privatize(
     from labeldp.data import tables
 
     delimiter = delimiter_of(delimiter)
+    signer = signing_key(sign, target)
     names = declared(classes)
-    charged: Any
-    if store is None:
-        refuse_idle("a run without --store", key=key)
-        charged = _journal(journal, budget)
-    else:
+    if store is not None:
         refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
-        charged = account_of(source, label, names, delimiter, store, key, f"privatize into {target.name}")
+    charged: Any
+    if journal is not None or budget is not None:
+        refuse_idle("--journal", key=key, id=id_column)
+        charged = _journal(journal, budget, user is not None)
+        if "LABELDP_STORE" in os.environ or source.with_name(BESIDE).is_file():
+            click.echo("--journal is charged, and no store: neither LABELDP_STORE nor one beside the table", err=True)
+    else:
+        # A store knows users by the ids of users, and rows by those of rows.
+        known_by, note = user if user and id_column else id_column, f"privatize into {target.name}"
+        charged = account_of(source, label, names, delimiter, store, key, note, known_by, user)
+        if charged is None:
+            refuse_idle("a run without --store", key=key, id=id_column)
     priors, rng = names_in(prior_columns), _noise(insecure_seed)
     with _progress(source.name, quiet or as_json) as report:
         certificate = tables.privatize(
             source, target, label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
-            prior_columns=priors, delimiter=delimiter, journal=charged, rng=rng, report=report,
+            prior_columns=priors, users=user, delimiter=delimiter, journal=charged, rng=rng, report=report,
         )  # fmt: skip
+    put_signature(target, signer)
     if as_json:
         click.echo(json.dumps(certificate.to_json()))
     elif not quiet:
         click.echo(_summary(certificate, target))
 
 
-def _journal(path: Path | None, budget: float | None) -> Any:
+def _journal(path: Path | None, budget: float | None, of_users: bool) -> Any:
     from labeldp.budgets.journal import Journal
-    from labeldp.core.ledger import Budget
+    from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget
 
     if path is None:
         if budget is not None:
             raise Refusal("--budget needs --journal FILE: without a file there is nothing to remember it")
         return None
-    return Journal.open(path, None if budget is None else Budget(budget))
+    journal = Journal.open(path, None if budget is None else Budget(budget), unit=ONE_USER if of_users else ONE_LABEL)
+    if not journal.sealed:
+        click.echo(f"{path.name} is of the first version and not sealed: a line changed by hand would count", err=True)
+    return journal
 
 
 def _noise(seed: int | None) -> Any:
@@ -196,14 +216,16 @@ def _progress(what: str, silent: bool) -> Generator[Report | None]:
 
 
 def _summary(certificate: Certificate, target: Path) -> str:
+    from labeldp.core.ledger import ONE_LABEL
     from labeldp.data.tables import certificate_path
     from labeldp.results.words import at_most, odds_in_words
 
-    rows = sum(group.rows for group in certificate.groups)
+    counted = f"{sum(group.rows for group in certificate.groups):,}"
+    what = f"{counted} labels" if certificate.unit == ONE_LABEL else f"the labels of {counted} users"
     channel = (certificate.release or {})["mechanism"]
     lines = [
-        f"{target}: {rows:,} labels privatized by {channel['mechanism']} at epsilon {at_most(certificate.epsilon)}.",
-        odds_in_words(certificate.epsilon, certificate.delta),
+        f"{target}: {what} privatized by {channel['mechanism']} at epsilon {at_most(certificate.epsilon)}.",
+        odds_in_words(certificate.epsilon, certificate.delta, certificate.unit.protects),
     ]
     if channel["mechanism"] == "randomized-response":
         kept = 1 / (1 + (channel["num_classes"] - 1) * math.exp(-channel["epsilon"]))
@@ -211,32 +233,6 @@ def _summary(certificate: Certificate, target: Path) -> str:
     if certificate.seeded:
         lines.append("NOT PRIVATE: the noise came from --insecure-seed, so the certificate will not verify.")
     return "\n".join([*lines, f"Check it with: labeldp verify {certificate_path(target)}"])
-
-
-@cli.command()
-@click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path, exists=True))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def verify(file: Path, as_json: bool) -> None:
-    """Recompute a certificate from its ledger and check the file, or the model, it speaks about.
-
-    FILE is a certificate or the artifact beside it; a certificate that speaks about no file, such as a vault's, is
-    checked by itself. FOLDER is what labeldp train wrote: all of its files are checked, and that they tell one story.
-    Exit code 1 and the reasons when anything is off.
-    """
-    from labeldp.results.verify import certificate_of, problems_of
-    from labeldp.results.words import at_most, odds_in_words
-
-    problems = problems_of(file)
-    if as_json:
-        click.echo(json.dumps({"file": str(file), "holds": not problems, "problems": list(problems)}))
-    elif problems:
-        click.echo("\n".join(f"{file}: {problem}" for problem in problems), err=True)
-    else:
-        claim = certificate_of(file)
-        click.echo(f"{file}: the certificate holds, for epsilon {at_most(claim.epsilon)}.")
-        click.echo(odds_in_words(claim.epsilon, claim.delta, claim.unit.protects))
-    if problems:
-        raise click.exceptions.Exit(1)
 
 
 @cli.command()
@@ -255,7 +251,7 @@ def demo(folder: Path, epsilon: float) -> None:
 
 # --- commands in files of their own -----------------------------------------------------------------------------
 
-for _command in (epsilon, calibrate, plan, train, predict, report, budget, audit, reproduce_table):
+for _command in (epsilon, calibrate, plan, train, predict, verify, report, keys, budget, audit, reproduce_table):
     cli.add_command(_command)
 takes_config(cli)
 cli.add_command(completion)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from labeldp.budgets.address import shown_address
+from labeldp.cli.keys import put_signature, signing_key, with_signature
 from labeldp.cli.options import OptionError, check_range, declared, delimiter_of
 
 if TYPE_CHECKING:
     from labeldp.budgets.store import Account, BudgetStore
     from labeldp.budgets.tables import DataSet, Entry
+    from labeldp.core.vault import LabelVault
+
+# The name that a store has where nothing else is said.
+BESIDE = "budgets.db"
 
 
 def with_store(command: Any) -> Any:
     """The options that say which store is meant."""
     where = click.option(
-        "--store", "where", envvar="LABELDP_STORE", default="budgets.db", show_default=True, show_envvar=True,
+        "--store", "where", envvar="LABELDP_STORE", default=BESIDE, show_default=True, show_envvar=True,
         help="A file, or postgresql://user@host/database.",
     )  # fmt: skip
     key = click.option(
@@ -46,8 +54,11 @@ def budget() -> None:
 @click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: between "
               "which they lie, as labeldp train --task regression has it.")  # fmt: skip
 @click.option("--epsilon", type=float, required=True, help="The most that all queries together may cost one label.")
-@click.option("--delta", type=float, default=0.0, show_default=True, help="Needed for queries with Gaussian noise.")
+@click.option("--delta", type=float, help="0 leaves out what needs Gaussian noise.  [default: as for labeldp train, a "
+              "tenth of one over the rows, at most 1e-5]")  # fmt: skip
 @click.option("--users", help="Column that says whose each row is: protect all labels of a user together.")
+@click.option("--id", "id_column", metavar="COLUMN", help="Column that tells rows apart, or users: they are known "
+              "again by it in another order, selection or export.")  # fmt: skip
 @click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
 @with_store
 def create(
@@ -57,24 +68,30 @@ def create(
     classes: str | None,
     bounds: tuple[float, float] | None,
     epsilon: float,
-    delta: float,
+    delta: float | None,
     users: str | None,
+    id_column: str | None,
     delimiter: str | None,
     where: str,
     key: Path | None,
 ) -> None:
     """Give the labels of a table a budget, once and for all.
 
+    Without --id the store knows the labels again only in the same order and number: a table that was sorted, filtered
+    or exported anew then counts as another data set.
+
     \b
     labeldp budget create patients.parquet --name patients --label diagnosis \\
-        --classes none,mild,severe --epsilon 2
+        --classes none,mild,severe --epsilon 2 --id patient_number
     """
+    from labeldp.budgets.calibrate import usual_delta
     from labeldp.core.ledger import Budget
-    from labeldp.data.door import seal_column
-    from labeldp.mechanisms.users import UserVault
+    from labeldp.data.door import read_ids, seal_column
 
     store_of = store_class()
-    allowed, delimiter = Budget(epsilon, delta), delimiter_of(delimiter)
+    delimiter = delimiter_of(delimiter)
+    # Before anything is read: what is no budget is refused at once.
+    Budget(epsilon, delta or 0.0)
     if bounds is None:
         vault = seal_column(table, label, declared(classes), users=users, delimiter=delimiter)
     else:
@@ -82,9 +99,20 @@ def create(
             raise OptionError("--range is for numbers: leave out --classes and --users, or leave out --range")
         check_range(bounds)
         vault = seal_column(table, label, bounds=bounds, delimiter=delimiter)
-    grouping = vault.users if isinstance(vault, UserVault) else None
-    kept = store_of.open(where, key=key).create(name, vault, vault.num_classes, allowed, users=grouping)
+    _check_id(id_column, label)
+    ids = None if id_column is None else read_ids(table, id_column, delimiter)
+    store = store_of.open(where, key=key)
+    if delta is None:
+        # The same command again changes nothing, also for a budget that an earlier version made with another default.
+        made = next((each.budget.delta for each in store.datasets() if each.name == name), None)
+        delta = usual_delta(len(vault)) if made is None else made
+    kept = store.create(name, vault, Budget(epsilon, delta), ids=ids)
     click.echo(f"{name}: {_described(kept)}. It cannot be changed; keep the store and its key.")
+    if not delta:
+        click.echo(
+            "With delta 0 nothing that adds Gaussian noise can be paid for: labeldp train is left with responses per "
+            "row and with methods that have a version without delta. labeldp plan --delta 0 compares them."
+        )
 
 
 @budget.command()
@@ -104,10 +132,25 @@ def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
 @budget.command()
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the history to this file, for those who have no "
+              "access to the store; labeldp verify reads it.")  # fmt: skip
+@with_signature
 @with_store
-def history(name: str, as_json: bool, where: str, key: Path | None) -> None:
+def history(name: str, as_json: bool, out: Path | None, sign: Path | None, where: str, key: Path | None) -> None:
     """Show who queried a data set, when, with what, and what came of it."""
-    entries = store_class().open(where, key=key, create=False).history(name)
+    if sign is not None and out is None:
+        raise OptionError("--sign needs --out: there is no file to sign")
+    signer = signing_key(sign, out)
+    store = store_class().open(where, key=key, create=False)
+    entries = store.history(name)
+    if out is not None:
+        from labeldp.results.history import write_history
+
+        kept, charges = _dataset_values(store, store.dataset(name)), [_entry_values(entry) for entry in entries]
+        write_history(out, {"store": shown_address(where), "dataset": kept, "charges": charges})
+        put_signature(out, signer)
+        click.echo(f"{out}: {len(charges)} charges{'' if signer is None else f', signed by {signer.public}'}.")
+        return
     if as_json:
         click.echo(json.dumps([_entry_values(entry) for entry in entries]))
         return
@@ -127,14 +170,64 @@ def make_key(file: Path) -> None:
     click.echo(f"{file}: a new key. Give it to those who may spend, and keep a copy: without it the store is useless.")
 
 
-def account_of(
-    source: Path, label: str, classes: list[str], delimiter: str | None, where: str, key: Path | None, note: str
-) -> Account:
-    """The account of a table's labels in a store, in which they must have a budget."""
-    from labeldp.data.door import seal_column
+def store_of(
+    table: Path | str, where: str | None, key: Path | None, vault: LabelVault, ids: Sequence[str] | None = None
+) -> BudgetStore | None:
+    """Return the store that a command charges for these labels: --store, LABELDP_STORE, or budgets.db beside the table.
 
-    store = store_class().open(where, key=key, create=False)
-    return store.account(seal_column(source, label, classes, delimiter=delimiter), len(classes), note=note)
+    None where there is none. One that lies beside the table and does not know the labels is left out, and that is said.
+    """
+    named = where or os.environ.get("LABELDP_STORE")
+    beside = Path(table).with_name(BESIDE)
+    if named is None and not (Path(table).is_file() and beside.is_file()):
+        if key is not None:
+            raise OptionError("--key means nothing without --store; leave it out")
+        return None
+    opened = store_class().open(named or beside, key=key, create=False)
+    store = opened if ids is None else opened.with_ids(ids)
+    if named is not None:
+        return store
+    from labeldp.budgets.store import UnknownDataSetError
+
+    try:
+        found = store.account(vault).dataset.name
+    except UnknownDataSetError:
+        click.echo(
+            f"{BESIDE} lies beside the table and has no budget for these labels: nothing is charged to it. Give them "
+            "one with: labeldp budget create",
+            err=True,
+        )
+        return None
+    click.echo(f"charged to {found!r} in {BESIDE} beside the table", err=True)
+    return store
+
+
+def account_of(
+    source: Path,
+    label: str,
+    classes: list[str],
+    delimiter: str | None,
+    where: str | None,
+    key: Path | None,
+    note: str,
+    id_column: str | None = None,
+    user_column: str | None = None,
+) -> Account | None:
+    """Return the account of a table's labels in the store that `store_of` finds; None without one."""
+    from labeldp.data.door import read_ids, seal_column
+
+    _check_id(id_column, label)
+    if where is None and key is None and "LABELDP_STORE" not in os.environ and not source.with_name(BESIDE).is_file():
+        return None
+    vault = seal_column(source, label, classes, users=user_column, delimiter=delimiter)
+    ids = None if id_column is None else read_ids(source, id_column, delimiter)
+    store = store_of(source, where, key, vault, ids)
+    return None if store is None else store.account(vault, note=note)
+
+
+def _check_id(id_column: str | None, label: str) -> None:
+    if id_column == label:
+        raise OptionError(f"--id names {label!r}, which is the label and secret; name a column that is public")
 
 
 def store_class() -> type[BudgetStore]:
@@ -149,7 +242,8 @@ def store_class() -> type[BudgetStore]:
 def _described(kept: DataSet) -> str:
     whose = f" of {kept.units:,} users" if kept.grouping else ""
     budget = f"epsilon {kept.budget.epsilon:g}, delta {kept.budget.delta:g} for {kept.unit.protects}"
-    return f"{kept.num_rows:,} labels{whose} in {kept.num_classes} classes, with a budget of {budget}"
+    known = ", known by their ids" if kept.bound else ""
+    return f"{kept.num_rows:,} labels{whose} in {kept.num_classes} classes{known}, with a budget of {budget}"
 
 
 def _dataset_words(store: BudgetStore, kept: DataSet) -> str:
@@ -167,8 +261,8 @@ def _dataset_values(store: BudgetStore, kept: DataSet) -> dict[str, Any]:
     return {
         "name": kept.name, "fingerprint": kept.fingerprint, "rows": kept.num_rows, "classes": kept.num_classes,
         "protects": kept.unit.protects, kept.unit.counted: kept.units, "epsilon": _plain(kept.budget.epsilon),
-        "delta": kept.budget.delta, "spent": _plain(store.epsilon(kept.name)), "charges": kept.charges,
-        "created": kept.created, "created_by": kept.created_by,
+        "delta": kept.budget.delta, "known_by_ids": kept.bound, "spent": _plain(store.epsilon(kept.name)),
+        "charges": kept.charges, "created": kept.created, "created_by": kept.created_by,
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,6 +86,15 @@ EPSILON = Amount("epsilon", "give one above 0, say 1: the smaller, the more priv
 DELTA = Amount("delta", "give one from 0 to below 1, say 1e-5 (less than one over the number of rows)", 1.0, zero=True)
 
 
+def with_rows(command: Any) -> Any:
+    """Add the options that say whose each row is, and which row it is."""
+    user = click.option("--user", metavar="COLUMN", help="Says whose each row is: protect all labels of a user "
+                        "together. No feature.")  # fmt: skip
+    known_by = click.option("--id", "id_column", metavar="COLUMN", help="Tells rows apart, so that a store or --test "
+                            "knows them again in another order or file. Public; no feature.")  # fmt: skip
+    return user(known_by(command))
+
+
 def takes_config(command: click.Command) -> None:
     """Give the command, or every command of a group, `--config FILE`; what is on the command line goes before it."""
     if isinstance(command, click.Group):
@@ -123,9 +133,25 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
     for key, value in options.items():
         if key not in keys:
             raise OptionError(f"{path.name}: {_unknown(key, list(keys))} in [{name}]")
-        if isinstance(value, bool) and not getattr(keys[key], "is_flag", False):
-            raise OptionError(f"{path.name}: {key} = {str(value).lower()} is neither a number nor text; give its value")
+        _check_value(f"{path.name}: {key}", value, keys[key])
+    # A result's config has the home folder as ~, since its name is a user's.
+    paths = {key: os.path.expanduser(value) for key, value in options.items() if str(value).startswith("~/")}
+    options = {**options, **paths}
     ctx.default_map = {**(ctx.default_map or {}), **{keys[key].name or "": value for key, value in options.items()}}
+
+
+def _check_value(where: str, value: Any, param: click.Parameter) -> None:
+    """Refuse what TOML can say and a command line cannot, before click converts it."""
+    several = isinstance(param.type, Names) or param.nargs != 1 or param.multiple
+    if isinstance(value, bool) != getattr(param, "is_flag", False):
+        wanted = "neither a number nor text; give its value" if isinstance(value, bool) else "neither true nor false"
+        raise OptionError(f"{where} = {str(value).lower()} is {wanted}")
+    if isinstance(value, list) and not several:
+        raise OptionError(f"{where} is a list; give one value")
+    if not isinstance(value, (bool, int, float, str, list)):
+        raise OptionError(f"{where} is a {type(value).__name__}; give a number, or text between quotes")
+    if isinstance(param.type, (click.Path, Names)) and not isinstance(value, (str, list)):
+        raise OptionError(f"{where} = {value} is not text; put it between quotes")
 
 
 def _table(path: Path, name: str) -> Mapping[str, Any]:

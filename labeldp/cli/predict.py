@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labeldp.atomic import replacing
+from labeldp.cli.keys import put_signature, signing_key, with_signature
 from labeldp.cli.options import Names, OptionError, delimiter_of, option_values
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ _FORMATS = (".csv", ".parquet", ".pq")
 @click.option("--keep", type=Names(), help="Columns of TABLE to copy in front, such as an id, comma-separated.")
 @click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
+@click.option("--raw-text", is_flag=True, help="In CSV, write texts that begin with = + - @ as they are, though a "
+              "spreadsheet would run them as formulas.")  # fmt: skip
+@with_signature
 @click.option("--quiet", is_flag=True, help="No summary.")
 @click.option("--json", "as_json", is_flag=True, help="With --out: print one JSON object.")
 @click.pass_context
@@ -44,6 +48,8 @@ def predict(
     keep: tuple[str, ...] | None,
     delimiter: str | None,
     device: str,
+    raw_text: bool,
+    sign: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -57,18 +63,31 @@ def predict(
     """
     from labeldp.cli.train import check_device
     from labeldp.results.training import load
+    from labeldp.results.writing import for_spreadsheets
 
     if folder is None or table is None:
         raise OptionError("give a folder that labeldp train wrote and a table, as in: labeldp predict model new.csv")
     if out is not None:
         _check_target(out)
+    elif sign is not None:
+        raise OptionError("--sign needs --out: there is no file to sign")
+    signer = signing_key(sign, out)
     check_device(device)
     model = load(folder, device)
-    found = _predicted(model, table, tuple(keep or ()), delimiter_of(delimiter), probabilities)
+    try:
+        found = _predicted(model, table, tuple(keep or ()), delimiter_of(delimiter), probabilities)
+    except (RuntimeError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        # Tables that do not fit are refused by ValueErrors: this is a model whose numbers and description disagree.
+        raise OptionError(
+            f"the model in {str(folder)!r} cannot be applied ({type(error).__name__}); check it with: labeldp verify"
+        ) from None
+    if not raw_text and (out is None or out.suffix.lower() == ".csv"):
+        found = for_spreadsheets(found)
     if out is None:
         _print_csv(found)
         return
     _write(found, out, option_values(ctx, without=("out", "quiet", "json")))
+    put_signature(out, signer)
     if as_json:
         click.echo(json.dumps({"file": str(out), "rows": found.num_rows, "columns": found.column_names}))
     elif not quiet:
@@ -138,12 +157,12 @@ def _write(found: pa.Table, out: Path, run: dict[str, Any]) -> None:
     import pyarrow.csv as pacsv
     import pyarrow.parquet as pq
 
-    from labeldp.results.writing import to_toml
+    from labeldp.results.writing import run_toml
 
     try:
         with replacing(out) as draft:
             pacsv.write_csv(found, draft) if out.suffix.lower() == ".csv" else pq.write_table(found, draft)
-            _config_path(out).write_text(to_toml({"predict": run}), encoding="utf-8")
+            _config_path(out).write_text(run_toml({"predict": run}), encoding="utf-8")
     except BaseException:
         with suppress(OSError):
             _config_path(out).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from labeldp.cli.keys import put_signature, signing_key, with_signature
 from labeldp.cli.options import OptionError
 
 
@@ -20,6 +21,7 @@ from labeldp.cli.options import OptionError
               "to compare with (may be repeated).")  # fmt: skip
 @click.option("--non-private", type=float, help="Accuracy (R² for a number) without privacy, from 0 to 1, "
               "where you know it.")  # fmt: skip
+@with_signature
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(
@@ -28,6 +30,7 @@ def report(
     audit: Path | None,
     beside: tuple[Path, ...],
     non_private: float | None,
+    sign: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -43,14 +46,20 @@ def report(
     try:
         from labeldp.results.facts import gather
         from labeldp.results.report import write_page
+        from labeldp.results.signing import signature_path
     except ImportError as error:
         raise OptionError(str(error)) from None
 
     if folder is None:
         raise OptionError("give a folder that labeldp train wrote, as in: labeldp report model")
+    signer = signing_key(sign)
     facts = gather(folder, audit=audit, beside=beside, non_private=non_private)
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.html")
     write_page(facts, target)
+    if signer is not None:
+        # The page is replaced where it exists, and so is its signature.
+        signature_path(target).unlink(missing_ok=True)
+        put_signature(target, signer)
     if as_json:
         click.echo(json.dumps({"page": str(target), "problems": list(facts.problems)}))
     elif not quiet:

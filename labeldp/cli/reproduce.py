@@ -5,10 +5,7 @@ Runner, settings, figures and results are files of a checkout, in `experiments/`
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from typing import Any
 import click
 
 from labeldp.cli.options import Refusal
-from labeldp.data.files import MissingDataError
 
 _INDEX = Path("experiments") / "tables.toml"
 
@@ -56,11 +52,12 @@ def reproduce_table(
         raise Refusal("give the name of one table, or --list to see which there are")
     if quick and seeds is not None:
         raise Refusal("--quick is one seed; leave out --seeds")
+    runner = _runner()
     if table is None:
-        click.echo(known_tables())
+        click.echo(runner.known_tables())
         return
     click.echo(
-        reproduce(
+        runner.reproduce(
             table, quick=quick, seeds=seeds, epsilons=epsilons, methods=methods, device=device, out=out, jobs=jobs
         )
     )
@@ -78,101 +75,9 @@ def checkout() -> Path:
     return found
 
 
-def _part(name: str) -> Any:
-    """Import a module of the checkout's runner."""
+def _runner() -> Any:
+    """Import the checkout's runner."""
     root = str(checkout())
     if root not in sys.path:
         sys.path.insert(0, root)
-    return import_module(f"experiments.{name}")
-
-
-def known_tables() -> str:
-    """Return every table that can be reproduced, one to a line."""
-    tables = _part("tables").tables()
-    width = max(map(len, tables))
-    return "\n".join(f"{name:<{width}}  {table.title}" for name, table in tables.items())
-
-
-def reproduce(
-    name: str,
-    *,
-    quick: bool = False,
-    seeds: int | None = None,
-    epsilons: tuple[float, ...] = (),
-    methods: tuple[str, ...] = (),
-    device: str | None = None,
-    out: Path | None = None,
-    jobs: int = 1,
-) -> str:
-    """Train what has no line in `out` yet (by default in experiments/results) and return the table as text."""
-    index, records, report = _part("tables"), _part("records"), _part("report")
-    tables = index.tables()
-    if name not in tables:
-        raise ValueError(f"no table {name!r} is known here; there are {', '.join(tables)}")
-    table = tables[name]
-    runs = index.select(table.runs(seeds=seeds, quick=quick), epsilons, methods)
-    target: Path = out or table.results(quick)
-    left = records.missing(runs, records.read(target))
-    if left:
-        _train(left, len(runs) - len(left), target, device, jobs)
-    return f"{report.paper_table(table, runs, records.read(target))}\nOne line per run: {target}"
-
-
-def _train(left: list[Any], done: int, out: Path, device: str | None, jobs: int) -> None:
-    with _one_sentence(out):
-        # Only now: PyTorch takes seconds to load, and a table that is complete does not need it.
-        run = _part("run")
-        chosen = run.checked_device(device)
-        with _bars(left, done) as tell:
-            run.train_missing(left, out, chosen, jobs=jobs, tell=tell)
-
-
-@contextmanager
-def _one_sentence(out: Path) -> Generator[None]:
-    """Turn whatever stops a sweep into one sentence that does not forget the runs already kept."""
-    kept = f"Finished runs are kept in {out}; the same command goes on from there"
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise ValueError(f"interrupted. {kept}") from None
-    except ModuleNotFoundError as error:
-        needs = ". Training needs PyTorch: pip install 'labeldp[torch]'" if error.name == "torch" else ""
-        raise ValueError(f"{error}{needs}") from None
-    except MissingDataError as error:
-        raise ValueError(str(error)) from None
-    except (ValueError, OSError):
-        raise
-    except Exception as error:
-        if os.environ.get("LABELDP_DEBUG"):
-            raise
-        raise ValueError(f"{_part('sweep').failed(error)} (LABELDP_DEBUG=1 shows it). {kept}") from None
-
-
-@contextmanager
-def _bars(left: list[Any], done: int) -> Generator[Callable[[Any], None]]:
-    """Show progress bars on stderr: one over runs, one over the epochs of each run under way."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False), TimeRemainingColumn(),
-    )  # fmt: skip
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as bar:
-        everything = bar.add_task("runs", total=done + len(left), completed=done, note="")
-        under_way: dict[str, Any] = {}
-
-        def tell(news: Any) -> None:
-            run = news.run
-            if run.name not in under_way:
-                under_way[run.name] = bar.add_task(run.name, total=run.epochs, note="")
-            note = "" if not news.epoch else f"epochs, loss {news.loss:.3f}"
-            bar.update(under_way[run.name], completed=news.epoch, note=note)
-            if news.record is not None:
-                bar.remove_task(under_way.pop(run.name))
-                bar.advance(everything)
-                line = f"{run.name}: {news.record['value']:.2f} in {news.record['seconds']:.1f} s"
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        yield tell
+    return import_module("experiments.reproduce")

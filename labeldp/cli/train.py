@@ -6,12 +6,26 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli.options import DELTA, EPSILON, Method, Names, OptionError, check_range, delimiter_of, option_values
+from labeldp.atomic import Room
+from labeldp.cli.budget import store_of
+from labeldp.cli.keys import signing_key, with_signature
+from labeldp.cli.options import (
+    DELTA,
+    EPSILON,
+    Method,
+    Names,
+    OptionError,
+    check_range,
+    delimiter_of,
+    option_values,
+    with_rows,
+)
 from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
 
 if TYPE_CHECKING:
@@ -19,6 +33,8 @@ if TYPE_CHECKING:
 
 
 TASKS = ("classification", "regression")
+# Bytes that a model, its card and its measures may take: heads and the small networks have a few million numbers.
+_ROOM = 64 << 20
 Report = Callable[[Any], None]
 
 
@@ -38,12 +54,16 @@ Report = Callable[[Any], None]
               f"number: {' or '.join(keys('numbers'))}.")  # fmt: skip
 @click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
               "with.")  # fmt: skip
-@click.option("--drop", type=Names(), help="Columns to leave out, such as an id, comma-separated.")
+@click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")
+@with_rows
 @click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything but the noise.")
-@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.")
+@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.  [default: "
+              "LABELDP_STORE, else budgets.db beside TABLE]")  # fmt: skip
 @click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
+@with_signature
+@click.option("--dry-run", is_flag=True, help="Read and check everything; spend and write nothing.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, and nothing else.")
 @click.pass_context
@@ -60,11 +80,15 @@ def train(
     method: str,
     test: Path | None,
     drop: tuple[str, ...] | None,
+    user: str | None,
+    id_column: str | None,
     delimiter: str | None,
     device: str,
     seed: int,
     store: str | None,
     key: Path | None,
+    sign: Path | None,
+    dry_run: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -80,23 +104,38 @@ def train(
     labeldp predict model new.csv --out predictions.csv
     labeldp verify model
     """
+    from labeldp.data.door import read_ids
     from labeldp.results.folder import drafting
+    from labeldp.results.resume import RunFolder, features_digest
 
     table, epsilon, out = _required(table, epsilon, out)
     begun, silent = time.perf_counter(), quiet or as_json
     _check_task(task, method, classes, bounds)
-    with drafting(out) as draft, _progress(table, epsilon, silent) as report:
+    signer = signing_key(sign)
+    stopped = partial(click.echo, err=True)
+    with RunFolder(out, stopped) as kept, drafting(out) as draft, _progress(table, epsilon, silent) as report:
         check_device(device)
         _check_delta(method, delta)
-        data = _data(table, label, classes, bounds, tuple(drop or ()), delimiter_of(delimiter), test)
+        how = {"drop": tuple(drop or ()), "users": user, "ids": id_column, "delimiter": delimiter_of(delimiter)}
+        data = _data(table, label, classes, bounds, {**how, "test": test})
+        # A store knows users by the ids of users, and rows by those of rows.
+        ids = data.ids if user is None or id_column is None else read_ids(Path(table), user, delimiter_of(delimiter))
+        paid_by = store_of(table, store, key, data.vault, ids)
         training = needed_training()
-        model = training.trained(
-            data, epsilon, delta=delta, method=method, device=device, seed=seed, store=_store(store, key),
-            note=f"train {out.name}", report=report,
-        )  # fmt: skip
-        run = option_values(ctx, without=("out", "quiet", "json"))
+        if dry_run:
+            click.echo(f"{table}: {len(data):,} labels can be trained on; nothing was spent and nothing written.")
+            return
+        asked = option_values(ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test"))
+        folder = kept.of({**asked, "features": features_digest(data.features)})
+        # Held until the model is written: a disk that is full then would cost the whole epsilon for nothing.
+        with Room(draft.path / "model", _ROOM):
+            model = training.trained(
+                data, epsilon, delta=delta, method=method, device=device, seed=seed, store=paid_by,
+                note=f"train {out.name}", report=report, folder=folder,
+            )  # fmt: skip
+        run = option_values(ctx, without=("out", "quiet", "json", "dry-run"))
         result = training.result_of(data, model, epsilon, delta, run)
-        certificate = draft.write(result)
+        certificate = draft.write(result, signer)
     if as_json:
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
         click.echo(json.dumps({**found, "certificate": certificate.to_json()}))
@@ -158,15 +197,14 @@ def _data(
     label: str | None,
     classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
-    drop: tuple[str, ...],
-    delimiter: str | None,
-    test: Path | None,
+    how: Mapping[str, Any],
 ) -> PrivateData:
+    """Read the table or data set; `how` are the arguments of `labeldp.data.read` that only tables take."""
     from labeldp.data.door import NAMES, read
 
     if table in NAMES and not Path(table).exists():
-        idle = {"--label": label, "--classes": classes, "--drop": drop, "--delimiter": delimiter, "--test": test}
-        given = [name for name, value in idle.items() if value]
+        idle = {"label": label, "classes": classes, **how}
+        given = [{"users": "--user", "ids": "--id"}.get(name, f"--{name}") for name, value in idle.items() if value]
         if given and not (
             table == "adult" and (label, classes) != (None, None) and set(given) <= {"--label", "--classes"}
         ):
@@ -180,7 +218,6 @@ def _data(
         )
     if label is None:
         raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
-    how: dict[str, Any] = {"drop": drop, "delimiter": delimiter, "test": test}
     if bounds is not None:
         return read(table, label, bounds=bounds, **how)
     if not classes:
@@ -191,16 +228,6 @@ def _data(
     if len(classes) < 2:
         raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
     return read(table, label, classes, **how)
-
-
-def _store(where: str | None, key: Path | None) -> Any:
-    if where is None:
-        if key is not None:
-            raise OptionError("--key means nothing without --store; leave it out")
-        return None
-    from labeldp.cli.budget import store_class
-
-    return store_class().open(where, key=key, create=False)
 
 
 def needed_training() -> Any:
@@ -226,6 +253,8 @@ def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) ->
         lines.append(f"Left out, because they hold one value in all rows: {', '.join(left_out)}.")
     if test:
         lines.append(f"On {test['rows']:,} rows with open labels: {_measured(test)}.")
+        if "training_rows_left_out" in test:
+            lines.append(f"Left out of that: {test['training_rows_left_out']:,} rows that are training rows too.")
     return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
 
 

@@ -26,7 +26,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from labeldp.core.events import Gaussian, NonPrivate, PureDP, Queries, Query
+from labeldp.core.events import Gaussian, NonPrivate, PureDP, Queries, Query, rounded_up
 from labeldp.core.gaussian import (
     AccountingError,
     expit,
@@ -40,6 +40,8 @@ from labeldp.core.pld import pld_delta, pld_epsilon, reach
 Array = NDArray[np.float64]
 
 SMALLEST_DELTA = 1e-12
+# Beyond this an ε is as good as infinite.
+LARGEST_EPSILON = 1e6
 _MAX_ATOMS = 20_000
 
 
@@ -49,8 +51,7 @@ def epsilon(queries: Iterable[Query], delta: float) -> float:
     >>> epsilon([Query(PureDP(0.5), 2)], 0.0)
     1.0
     """
-    _check_delta(delta)
-    return _epsilon(_merged(queries), delta)
+    return _epsilon(merged(queries), checked_delta(delta))
 
 
 def delta(queries: Iterable[Query], epsilon: float) -> float:
@@ -61,34 +62,34 @@ def delta(queries: Iterable[Query], epsilon: float) -> float:
     """
     if not epsilon >= 0:
         raise AccountingError(f"epsilon must be a number ≥ 0, got {epsilon!r}.")
-    return _delta(_merged(queries), float(epsilon))
+    return _delta(merged(queries), float(epsilon))
 
 
 def accountant_name(queries: Iterable[Query], delta: float) -> str:
     """Say in words which accountant is the one for these queries."""
-    _check_delta(delta)
-    merged = _merged(queries)
-    if not merged:
+    checked_delta(delta)
+    asked = merged(queries)
+    if not asked:
         return "nothing to account"
-    if _infinite(merged) or (delta == 0 and not _pure(merged)):
+    if is_infinite(asked) or (delta == 0 and not is_pure(asked)):
         return "infinite"
-    if _pure(merged):
+    if is_pure(asked):
         return "sum of pure epsilons" if delta == 0 else "composed randomized responses"
-    if _gaussian(merged):
+    if is_gaussian(asked):
         return "Gaussian closed form"
-    return "privacy profile of one query" if _single(merged) else "privacy loss distribution, connect-the-dots"
+    return "privacy profile of one query" if _single(asked) else "privacy loss distribution, connect-the-dots"
 
 
 @lru_cache(maxsize=4096)
 def _epsilon(queries: Queries, delta: float) -> float:
-    if not queries or (delta == 1 and not _infinite(queries)):
+    if not queries or (delta == 1 and not is_infinite(queries)):
         return 0.0
-    if _infinite(queries) or (delta == 0 and not _pure(queries)):
+    if is_infinite(queries) or (delta == 0 and not is_pure(queries)):
         return math.inf
-    if _pure(queries):
+    if is_pure(queries):
         return _pure_epsilon(queries, delta)
-    if _gaussian(queries):
-        return gaussian_epsilon(_total_mu(queries), delta)
+    if is_gaussian(queries):
+        return gaussian_epsilon(total_mu(queries), delta)
     if _single(queries):
         # δ(ε) ≤ P(L > ε), so ε need not be searched beyond this.
         return smallest_epsilon(lambda eps: _delta(queries, eps), delta, reach(queries[0].event, delta))
@@ -97,20 +98,20 @@ def _epsilon(queries: Queries, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _delta(queries: Queries, epsilon: float) -> float:
-    if not queries or _infinite(queries):
+    if not queries or is_infinite(queries):
         return 1.0 if queries else 0.0
-    if math.isinf(epsilon) or (_pure(queries) and epsilon >= _pure_sum(queries)):
+    if math.isinf(epsilon) or (is_pure(queries) and epsilon >= pure_sum(queries)):
         return 0.0
-    if _gaussian(queries):
-        return gaussian_delta(_total_mu(queries), epsilon)
+    if is_gaussian(queries):
+        return gaussian_delta(total_mu(queries), epsilon)
     if _single(queries):
         return float(queries[0].event.profile(epsilon)[0])
-    if _pure(queries) and _atom_count(queries) <= _MAX_ATOMS:
+    if is_pure(queries) and _atom_count(queries) <= _MAX_ATOMS:
         return min(1.0, _pure_delta(queries, epsilon))
     return pld_delta(queries, epsilon)
 
 
-def _merged(queries: Iterable[Query]) -> Queries:
+def merged(queries: Iterable[Query]) -> Queries:
     """Drop free queries, count equal events together, join Gaussians into one; order does not matter."""
     counts: dict[Query, int] = {}
     for query in queries:
@@ -119,23 +120,26 @@ def _merged(queries: Iterable[Query]) -> Queries:
     merged = sorted((Query(one.event, times) for one, times in counts.items()), key=repr)
     shifts = [query for query in merged if query.event.mu is not None]
     if len(shifts) > 1 or any(query.times > 1 for query in shifts):
-        joint = Query(Gaussian(1.0, _total_mu(tuple(shifts))))
+        joint = Query(Gaussian(1.0, total_mu(tuple(shifts))))
         merged = [*(query for query in merged if query.event.mu is None), joint]
     return tuple(merged)
 
 
-def _total_mu(queries: Queries) -> float:
+def total_mu(queries: Queries) -> float:
+    """Return the μ of the one Gaussian that these Gaussian queries amount to."""
     return math.sqrt(math.fsum(query.times * (query.event.mu or 0.0) ** 2 for query in queries))
 
 
 # -- which kind of queries -----------------------------------------------------------------------------------
 
 
-def _gaussian(queries: Queries) -> bool:
+def is_gaussian(queries: Queries) -> bool:
+    """Whether all of them are plain Gaussians."""
     return all(query.event.mu is not None for query in queries)
 
 
-def _pure(queries: Queries) -> bool:
+def is_pure(queries: Queries) -> bool:
+    """Whether all of them are pure."""
     return all(isinstance(query.event, PureDP) for query in queries)
 
 
@@ -143,7 +147,8 @@ def _single(queries: Queries) -> bool:
     return len(queries) == 1 and queries[0].times == 1
 
 
-def _infinite(queries: Queries) -> bool:
+def is_infinite(queries: Queries) -> bool:
+    """Whether any of them protects nothing."""
     events = [query.event for query in queries]
     return any(isinstance(e, NonPrivate) or (isinstance(e, PureDP) and math.isinf(e.epsilon)) for e in events)
 
@@ -151,16 +156,16 @@ def _infinite(queries: Queries) -> bool:
 # -- pure queries --------------------------------------------------------------------------------------------
 
 
-def _pure_sum(queries: Queries) -> float:
+def pure_sum(queries: Queries) -> float:
     """Return the exact sum of the epsilons, rounded up to a float."""
+    if is_infinite(queries):
+        return math.inf
     epsilons = ((query.times, query.event.epsilon) for query in queries if isinstance(query.event, PureDP))
-    exact = sum((times * Fraction(each) for times, each in epsilons), Fraction(0))
-    nearest = float(exact)
-    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+    return rounded_up(sum((times * Fraction(each) for times, each in epsilons), Fraction(0)))
 
 
 def _pure_epsilon(queries: Queries, delta: float) -> float:
-    total = _pure_sum(queries)
+    total = pure_sum(queries)
     if delta == 0:
         return total
     if _atom_count(queries) > _MAX_ATOMS:
@@ -192,10 +197,12 @@ def _pure_atoms(queries: Queries) -> tuple[Array, Array]:
     return losses, np.exp(log_mass + slack)
 
 
-def _check_delta(delta: float) -> None:
+def checked_delta(delta: float) -> float:
+    """Return δ, or raise AccountingError when it is not one."""
     if not 0 <= delta <= 1:
         raise AccountingError(f"delta must lie between 0 and 1, got {delta!r}.")
     if 0 < delta < SMALLEST_DELTA:
         raise AccountingError(
             f"delta must be 0 or at least {SMALLEST_DELTA:g}, got {delta!r}: less is beyond double precision."
         )
+    return delta

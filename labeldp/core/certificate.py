@@ -17,16 +17,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
-from labeldp.core.accountant import accountant_name
-from labeldp.core.events import PureDP, Query, event_from_json, event_to_json
-from labeldp.core.ledger import ONE_LABEL, Group, Unit, unit_of_words, worst_epsilon
+from labeldp.core.events import PureDP, Queries, Query, event_from_json, event_to_json
+from labeldp.core.filter import accountant_name
+from labeldp.core.gaussian import AccountingError
+from labeldp.core.ledger import ONE_LABEL, Group, Unit, merge_disjoint, unit_of_words, worst_epsilon
 
-FORMAT = "labeldp-certificate/1"
+# The second format has fields for what the first one cannot say, and is written only where they are needed.
+FORMAT, FORMAT_2 = "labeldp-certificate/1", "labeldp-certificate/2"
 # The only source of noise this library certifies (labeldp.core.random says where it comes from).
 SECURE_NOISE = "operating-system entropy, AES-256-CTR"
 # A composed ε may differ in the last digits on another machine; 1e-7 is less than the accountant's own safety margin.
 # Sums of pure epsilons are exact everywhere.
 _TOLERANCE, _EXACT = 1e-7, 1e-15
+# What is read at most: bytes, levels of nesting, and numbers that floats still count one by one.
+_LARGEST, _DEEPEST, _MOST = 1 << 24, 32, 1 << 53
+# How many events `verify` composes on a grid, over all histories: some tenths of a second each, at worst.
+MOST_WORK = 64
 
 
 class CertificateError(ValueError):
@@ -47,7 +53,8 @@ class Certificate:
     """What was promised, and all that is needed to check it.
 
     `groups` is the ledger by distinct history; `release` the public parameters of what was handed out; `unit` says
-    whose labels may change at once, and so what a group counts: rows or users.
+    whose labels may change at once, and so what a group counts: rows or users; `assumptions` are sentences that the
+    claim rests on and no ledger can show.
     """
 
     epsilon: float
@@ -61,6 +68,7 @@ class Certificate:
     artifact: Artifact | None = None
     release: Mapping[str, Any] | None = field(default=None, hash=False)
     unit: Unit = ONE_LABEL
+    assumptions: tuple[str, ...] = ()
 
     def about(self, artifact: Path, name: str | None = None) -> Certificate:
         """Return the same certificate, bound to this file (under the name it will have)."""
@@ -69,8 +77,9 @@ class Certificate:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values with a checksum over all of them."""
         artifact = self.artifact
-        body = {
-            "format": FORMAT,
+        second = bool(self.assumptions) or any(len(group.plans) > 1 for group in self.groups)
+        body: dict[str, Any] = {
+            "format": FORMAT_2 if second else FORMAT,
             "created": self.created,
             "claim": {
                 "epsilon": "infinity" if math.isinf(self.epsilon) else self.epsilon,
@@ -78,13 +87,15 @@ class Certificate:
                 "protects": self.unit.protects,
                 "neighbours": self.unit.neighbours,
             },
-            "ledger": [_group_to_json(group, self.unit) for group in self.groups],
+            "ledger": [_group_to_json(group, self.unit, second) for group in self.groups],
             "accountant": self.accountant,
             "noise": {"source": self.noise, "seeded": self.seeded},
             "library": self.made_by,
             "artifact": artifact and {"name": artifact.name, "sha256": artifact.sha256, "bytes": artifact.size},
             "release": self.release and dict(self.release),
         }
+        if second:
+            body["assumptions"] = list(self.assumptions)
         return {**body, "checksum": _checksum(body)}
 
     def dumps(self) -> str:
@@ -104,12 +115,16 @@ def certify(
     seeded: bool,
     release: Mapping[str, Any] | None = None,
     unit: Unit = ONE_LABEL,
+    assumptions: tuple[str, ...] = (),
 ) -> Certificate:
     """Return the certificate of these groups at this delta; each group counts units."""
+    if delta == 0 and all(isinstance(query.event, PureDP) for group in groups for query in group.queries):
+        # Sums of pure epsilons know no plans.
+        groups = merge_disjoint([tuple(replace(group, plans=(group.queries,) * bool(group.plans)) for group in groups)])
     return Certificate(
         worst_epsilon(groups, delta), delta, groups, _accountants(groups, delta), noise, seeded,
         made_by=f"labeldp {metadata.version('labeldp')}", created=datetime.now(UTC).isoformat(timespec="seconds"),
-        release=release, unit=unit,
+        release=release, unit=unit, assumptions=assumptions,
     )  # fmt: skip
 
 
@@ -126,16 +141,31 @@ def describe_artifact(path: Path, name: str | None = None) -> Artifact:
 def verify(certificate: Certificate, artifact: Path | None = None) -> tuple[str, ...]:
     """Return everything that is wrong with a certificate, as sentences; nothing when it holds.
 
-    Recomputes epsilon from the ledger and, when the certificate names an artifact, its size and hash.
+    Recomputes epsilon from the ledger and, when the certificate names an artifact, its size and hash. A claim that
+    protects nothing is wrong: an infinite epsilon, or a delta of one over the number of rows or more, at which the
+    label of a random row may be published.
     """
+    if (work := _work(certificate)) > MOST_WORK:
+        return (f"the ledger takes {work:.0f} compositions to recompute, more than the {MOST_WORK} that are tried",)
     problems: list[str] = []
-    claimed, actual = certificate.epsilon, worst_epsilon(certificate.groups, certificate.delta)
-    pure = all(isinstance(query.event, PureDP) for group in certificate.groups for query in group.queries)
-    if actual != claimed and not abs(actual - claimed) <= (_EXACT if pure else _TOLERANCE) * max(actual, claimed):
+    try:
+        claimed, actual = certificate.epsilon, worst_epsilon(certificate.groups, certificate.delta)
+        expected = _accountants(certificate.groups, certificate.delta)
+    except AccountingError as error:
+        return (f"the ledger cannot be accounted for: {error}",)
+    near = _TOLERANCE if certificate.delta > 0 else _EXACT
+    if actual != claimed and not abs(actual - claimed) <= near * max(actual, claimed):
         problems.append(
             f"the claim is epsilon={claimed:.9g} but the ledger gives {actual:.9g} at delta={certificate.delta:.3g}"
         )
-    expected = _accountants(certificate.groups, certificate.delta)
+    if math.isinf(claimed):
+        problems.append("epsilon is infinite: labels were seen, or noise was left out, and nothing is protected")
+    rows = sum(group.rows for group in certificate.groups)
+    if certificate.delta * rows >= 1:
+        counted = certificate.unit.counted
+        problems.append(
+            f"delta={certificate.delta:.3g} is one over the {rows} {counted} or more: it allows to publish one of them"
+        )
     # What earlier versions of this library called a query.
     if certificate.accountant.replace("one look", "one query") != expected:
         problems.append(f"the accountant is given as {certificate.accountant!r}; this ledger needs {expected!r}")
@@ -151,6 +181,16 @@ def verify(certificate: Certificate, artifact: Path | None = None) -> tuple[str,
     return tuple(problems)
 
 
+def _work(certificate: Certificate) -> float:
+    """Return about how many events have to be composed on a grid; closed forms take next to nothing."""
+    exact, pure = certificate.delta == 0, PureDP
+    return math.fsum(
+        1e-3 if exact else 1e-2 if all(q.event.mu is not None for q in plan) else
+        1e-2 if len(plan) == 1 and plan[0].times == 1 and isinstance(plan[0].event, pure) else len(plan)
+        for plans in {group.plans for group in certificate.groups} for plan in plans
+    )  # fmt: skip
+
+
 def _check_artifact(expected: Artifact, path: Path | None) -> list[str]:
     if path is None or not path.is_file():
         return [f"the artifact {expected.name!r} was not found beside the certificate"]
@@ -161,7 +201,7 @@ def _check_artifact(expected: Artifact, path: Path | None) -> list[str]:
 
 
 def _accountants(groups: tuple[Group, ...], delta: float) -> str:
-    names = {accountant_name(group.queries, delta) for group in groups if group.queries}
+    names = {accountant_name(group.plans, delta) for group in groups if group.plans}
     return "; ".join(sorted(names)) or "nothing was asked"
 
 
@@ -170,31 +210,44 @@ def _accountants(groups: tuple[Group, ...], delta: float) -> str:
 
 def read(path: Path | str) -> Certificate:
     """Read a certificate; CertificateError says what is wrong with it."""
-    return parse(Path(path).read_text(encoding="utf-8"))
+    with Path(path).open("rb") as file:
+        content = file.read(_LARGEST + 1)
+    try:
+        return parse(content.decode())
+    except UnicodeDecodeError:
+        raise CertificateError("not a certificate: it is not text in UTF-8") from None
 
 
 def parse(text: str) -> Certificate:
-    """Parse certificate text strictly: unknown, missing or repeated fields are errors."""
+    """Parse certificate text strictly: unknown, missing or repeated fields are errors, and so is what is too large."""
+    if len(text) > _LARGEST:
+        raise CertificateError(f"it has more than {_LARGEST} characters; no certificate of this library does")
     try:
-        fields: object = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        fields: Any = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
         if not isinstance(fields, dict):
             raise CertificateError("the file holds no JSON object")
         return _from_json(cast("dict[str, Any]", fields))
     except CertificateError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except RecursionError:
+        raise CertificateError(f"it is nested more than {_DEEPEST} levels deep") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CertificateError(f"not a certificate: {error}") from None
 
 
 def _from_json(fields: dict[str, Any]) -> Certificate:
-    _expect(fields, "format created claim ledger accountant noise library artifact release checksum", "a certificate")
+    if _depth(fields) > _DEEPEST:
+        raise RecursionError
+    second = fields.get("format") == FORMAT_2
+    if not second and fields.get("format") != FORMAT:
+        raise CertificateError(f"format {fields.get('format')!r} is not {FORMAT!r}; use the version that wrote it")
+    names = "format created claim ledger accountant noise library artifact release checksum"
+    _expect(fields, f"{names} assumptions" if second else names, "a certificate")
     if fields["checksum"] != _checksum({name: value for name, value in fields.items() if name != "checksum"}):
         raise CertificateError("the certificate was changed after it was written: its checksum does not match")
     claim, noise, artifact = fields["claim"], fields["noise"], fields["artifact"]
     _expect(claim, "epsilon delta protects neighbours", "the claim")
     _expect(noise, "source seeded", "the noise")
-    if fields["format"] != FORMAT:
-        raise CertificateError(f"format {fields['format']!r} is not {FORMAT!r}; use the version that wrote it")
     unit = unit_of_words(claim["protects"], claim["neighbours"])
     if unit is None:
         raise CertificateError("the claim is not worded as this library words it, so it may promise something else")
@@ -209,25 +262,41 @@ def _from_json(fields: dict[str, Any]) -> Certificate:
     if delta >= 1:
         raise CertificateError(f"delta={delta} is not a probability below 1")
     return Certificate(
-        _number(claim["epsilon"]), delta, tuple(_group_from_json(group, unit) for group in fields["ledger"]),
+        _number(claim["epsilon"]), delta, tuple(_group_from_json(group, unit, second) for group in fields["ledger"]),
         str(fields["accountant"]), str(noise["source"]), noise["seeded"], made_by=str(fields["library"]),
         created=str(fields["created"]), artifact=artifact, release=fields["release"], unit=unit,
+        assumptions=tuple(map(str, fields.get("assumptions", ()))),
     )  # fmt: skip
 
 
-def _group_to_json(group: Group, unit: Unit) -> dict[str, Any]:
-    queries = [{"event": event_to_json(query.event), "times": query.times} for query in group.queries]
-    return {unit.counted: group.rows, "looks": queries}
+def _group_to_json(group: Group, unit: Unit, by_plans: bool) -> dict[str, Any]:
+    plans = [[{"event": event_to_json(q.event), "times": q.times} for q in plan] for plan in group.plans]
+    return {unit.counted: group.rows, **({"plans": plans} if by_plans else {"looks": plans[0] if plans else []})}
 
 
-def _group_from_json(fields: Mapping[str, Any], unit: Unit) -> Group:
-    _expect(fields, f"{unit.counted} looks", "a ledger entry")
-    for query in fields["looks"]:
+def _group_from_json(fields: Mapping[str, Any], unit: Unit, by_plans: bool) -> Group:
+    _expect(fields, f"{unit.counted} {'plans' if by_plans else 'looks'}", "a ledger entry")
+    plans = fields["plans"] if by_plans else [fields["looks"]] if fields["looks"] else []
+    return Group(_count(fields[unit.counted], 0), tuple(map(_plan_from_json, plans)))
+
+
+def _plan_from_json(plan: list[Any]) -> Queries:
+    for query in plan:
         _expect(query, "event times", "a query")
-    queries = [Query(event_from_json(query["event"]), _count(query["times"], 1)) for query in fields["looks"]]
-    if len({query.event for query in queries}) < len(queries):
-        raise CertificateError("a ledger entry lists an event twice")
-    return Group(_count(fields[unit.counted], 0), tuple(queries))
+    queries = tuple(Query(event_from_json(query["event"]), _count(query["times"], 1)) for query in plan)
+    if not queries or len({query.event for query in queries}) < len(queries):
+        raise CertificateError("a ledger entry has a plan without queries, or lists an event twice in one")
+    return queries
+
+
+def _depth(value: object) -> int:
+    """Return how deep lists and objects are nested, without recursion."""
+    level, depth = [value], -1
+    while level:
+        lists = [cast("list[Any]", each) for each in level if isinstance(each, list)]
+        lists += [list(cast("dict[str, Any]", each).values()) for each in level if isinstance(each, dict)]
+        level, depth = [inner for each in lists for inner in each], depth + 1
+    return depth
 
 
 def _expect(fields: Mapping[str, Any], names: str, what: str) -> None:
@@ -250,8 +319,8 @@ def _number(value: object) -> float:
 
 
 def _count(value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise CertificateError(f"{value!r} is not a count of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise CertificateError(f"{value!r:.80} is not a count from {least} to {_MOST}")
     return value
 
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any, ClassVar, cast, get_args
 
 import numpy as np
@@ -511,6 +512,37 @@ class Query:
 
 
 Queries = tuple[Query, ...]
+
+
+def of_group(event: Event, labels: int) -> Event:
+    """Return what a query costs when this many of its labels are replaced at once, rounded up.
+
+    That is so many steps between neighbours: the odds of an ε-private output stay within e^{mε}, and a Gaussian sum
+    that one label moves by D moves by at most mD. Other events have no such simple rule and are refused.
+
+    >>> of_group(PureDP(0.5), 3)
+    PureDP(epsilon=1.5)
+    """
+    if labels == 1:
+        return event
+    if isinstance(event, PureDP):
+        return PureDP(_multiple(labels, event.epsilon))
+    if isinstance(event, Gaussian):
+        return Gaussian(event.noise_std, _multiple(labels, event.diameter))
+    raise ValueError(
+        f"a {type(event).__name__} query has no stated cost for somebody with {labels} of its rows; ask about one row "
+        "of each, or seal the labels by user and use a mechanism made for users (UserResponse, UserGradientSum)"
+    )
+
+
+def _multiple(count: int, value: float) -> float:
+    return value if math.isinf(value) else rounded_up(count * Fraction(value))
+
+
+def rounded_up(exact: Fraction) -> float:
+    """Return the smallest float that is not below this number."""
+    nearest = float(exact)
+    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 
 def event_to_json(event: Event) -> dict[str, Any]:

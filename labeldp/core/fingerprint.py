@@ -1,4 +1,4 @@
-"""Name a label column by a keyed hash, so that a budget store knows it again without keeping it.
+"""Name sealed labels by a keyed hash, so that a budget store knows them again without keeping them.
 
 The name is HMAC-SHA256 under a secret key. Without the key it tells nothing, not even to somebody who can guess the
 whole column; with it, a guess of the *whole* column can be confirmed. It is not differentially private: the key is kept
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,40 +19,19 @@ _BLOCK = 1 << 20
 _FEW_ROWS = 20
 
 
-def fingerprint(labels: npt.ArrayLike, secret: bytes) -> str:
-    """Return the keyed hash of a label column: the same whatever holds it, and however its classes are coded.
+def fingerprint(labels: npt.NDArray[np.integer[Any]], secret: bytes) -> str:
+    """Return the keyed hash of whole numbers, the same however classes are coded: they count by their first rows.
 
-    >>> fingerprint([0, 1, 1], b"a key") == fingerprint(np.array(["no", "yes", "yes"]), b"a key")
+    >>> fingerprint(np.array([0, 1, 1]), b"a key") == fingerprint(np.array([7, 2, 2]), b"a key")
     True
     """
-    column = _canonical(labels)
-    kind = "<f8" if column.dtype.kind == "f" else "<i8"
-    digest = hmac.new(secret, f"labels/1 {kind} {len(column)} ".encode(), hashlib.sha256)
-    for start in range(0, len(column), _BLOCK):
-        digest.update(column[start : start + _BLOCK].astype(kind).tobytes())
-    return digest.hexdigest()
-
-
-def _canonical(labels: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Number classes in the order of their first rows; quantities become floats. Errors give counts, never values."""
-    if isinstance(labels, np.ma.MaskedArray) and np.count_nonzero(cast("Any", labels).mask):
-        raise ValueError("labels cannot be named: some of them are masked, so missing")
-    raw = np.asarray(labels)
-    if raw.ndim != 1:
-        raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
-    if raw.dtype.kind == "O" and all(isinstance(value, str) for value in raw):
-        raw = raw.astype(np.str_)
-    elif raw.dtype.kind == "O" and all(isinstance(value, (bool, int, float, np.number)) for value in raw):
-        raw = raw.astype(np.float64)
-    if raw.dtype.kind not in "biufUS":
-        raise ValueError("labels are neither numbers nor text; give one class or one number per row")
-    unusable = int(np.count_nonzero(~np.isfinite(raw))) if raw.dtype.kind == "f" else 0
-    if unusable:
-        raise ValueError(f"labels cannot be named: {unusable} of {raw.size} are missing or infinite")
-    values, first, which = np.unique(raw, return_index=True, return_inverse=True)
-    # Where most values occur once they are quantities: numbered by first rows, all such columns would look the same.
-    if raw.dtype.kind in "iuf" and 2 * len(values) > len(raw) > _FEW_ROWS:
-        return raw.astype(np.float64)
+    values, first, which = np.unique(labels, return_index=True, return_inverse=True)
     place = np.empty(len(values), dtype=np.int64)
     place[np.argsort(first)] = np.arange(len(values))
-    return place[which]
+    # Where most values occur once they are quantities: numbered by first rows, all such columns would look the same.
+    wide = 2 * len(values) > len(labels) > _FEW_ROWS
+    kind, column = ("<f8", labels) if wide else ("<i8", place[which])
+    digest = hmac.new(secret, f"labels/1 {kind} {len(labels)} ".encode(), hashlib.sha256)
+    for start in range(0, len(labels), _BLOCK):
+        digest.update(column[start : start + _BLOCK].astype(kind).tobytes())
+    return digest.hexdigest()

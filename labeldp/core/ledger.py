@@ -1,6 +1,7 @@
-"""How often each row met each event. The claim is the worst row.
+"""How often each row met each event, plan by plan. The claim is the worst row.
 
-Rows with the same history form a *group*; a group keeps one `Queries` for all its rows. Sequential and parallel
+A history is the row's *plans* in order; a plan is the queries that were fixed before the first of them was drawn
+(:mod:`labeldp.core.filter` says why that matters). Rows with the same history form a *group*. Sequential and parallel
 composition need no special case: two disjoint stages at epsilon 1 leave every row with one query (1 in all),
 ten rows queried again at 0.5 become a group of their own (1.5).
 """
@@ -8,16 +9,19 @@ ten rows queried again at 0.5 become a group of their own (1.5).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.core import accountant
+from labeldp.core import filter as plan_filter
 from labeldp.core.events import Event, Queries, Query
+from labeldp.core.filter import Plans
 
 RowIndex = npt.NDArray[np.intp]
+# Event, times, and the rows of the ledger (None for all of them).
+Charged = tuple[Event, int, RowIndex | None]
 
 # Budgets are typed as decimals and spent as binary floats: three queries at 0.1 are allowed 0.3.
 _FLOAT_DUST = 1e-12
@@ -28,10 +32,15 @@ _FLOAT_DUST = 1e-12
 
 @dataclass(frozen=True)
 class Group:
-    """`rows` many rows that have all met exactly the same queries."""
+    """`rows` many rows that have all met exactly the same queries, in the same plans."""
 
     rows: int
-    queries: Queries
+    plans: Plans
+
+    @property
+    def queries(self) -> Queries:
+        """The queries of all plans, equal events merged."""
+        return merge_plans(self.plans)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +56,7 @@ class Ledger:
     """
 
     num_rows: int
-    histories: tuple[Queries, ...] = ((),)
+    histories: tuple[Plans, ...] = ((),)
     # Index into `histories` per row; None while all rows share the only history.
     history_of_row: npt.NDArray[np.int32] | None = field(default=None, repr=False)
 
@@ -58,22 +67,41 @@ class Ledger:
             self.history_of_row.setflags(write=False)
 
     def charge(self, event: Event, times: int = 1, rows: npt.ArrayLike | None = None) -> Ledger:
-        """Return the ledger after `times` queries of these rows (all when None; indices, unrepeated, otherwise)."""
-        add_query((), event, times)
-        if rows is None:
-            charged = tuple(add_query(queries, event, times) for queries in self.histories)
-            return Ledger(self.num_rows, charged, self.history_of_row)
-        index = np.asarray(rows, dtype=np.intp)
+        """Return the ledger after a plan of `times` queries of these rows (all when None; indices, unrepeated)."""
+        query = add_query((), event, times)
+        return self._changed(None if rows is None else np.asarray(rows, dtype=np.intp), lambda plans: (*plans, query))
+
+    def charge_plan(self, charges: Iterable[Charged]) -> Ledger:
+        """Return the ledger after one plan of all these charges: the queries of a row among them are one plan there.
+
+        >>> from labeldp.core.events import PureDP
+        >>> two = Ledger(3).charge_plan([(PureDP(1.0), 1, None), (PureDP(0.5), 1, np.array([2]))])
+        >>> [(group.rows, len(group.plans), len(group.queries)) for group in two.groups()]
+        [(2, 1, 1), (1, 1, 2)]
+        """
+        ledger, met = self, np.zeros(self.num_rows, dtype=bool)
+        for event, times, rows in charges:
+            index = np.arange(self.num_rows, dtype=np.intp) if rows is None else rows
+            again, anew = index[met[index]], index[~met[index]]
+            ledger = ledger.charge(event, times, None if len(anew) == self.num_rows else anew)
+            ledger = ledger._changed(again, lambda plans, e=event, n=times: (*plans[:-1], add_query(plans[-1], e, n)))
+            met[index] = True
+        return ledger
+
+    def _changed(self, index: RowIndex | None, change: Callable[[Plans], Plans]) -> Ledger:
+        """Return the ledger with the histories of these rows changed."""
+        if index is None:
+            return Ledger(self.num_rows, tuple(map(change, self.histories)), self.history_of_row)
         before = np.zeros(self.num_rows, dtype=np.int32) if self.history_of_row is None else self.history_of_row
         histories = list(self.histories)
-        known = {queries: i for i, queries in enumerate(histories)}
+        known = {plans: i for i, plans in enumerate(histories)}
         renamed = np.zeros(len(self.histories), dtype=np.int32)
         for old in map(int, np.unique(before[index])):
-            queries = add_query(histories[old], event, times)
-            if queries not in known:
-                known[queries] = len(histories)
-                histories.append(queries)
-            renamed[old] = known[queries]
+            plans = change(histories[old])
+            if plans not in known:
+                known[plans] = len(histories)
+                histories.append(plans)
+            renamed[old] = known[plans]
         after = before.copy()
         after[index] = renamed[before[index]]
         # Histories that no row has any more are forgotten.
@@ -86,7 +114,7 @@ class Ledger:
         if self.history_of_row is None:
             return (Group(self.num_rows, self.histories[0]),)
         sizes = np.bincount(self.history_of_row, minlength=len(self.histories))
-        return tuple(Group(int(n), queries) for n, queries in zip(sizes, self.histories, strict=True))
+        return tuple(Group(int(n), plans) for n, plans in zip(sizes, self.histories, strict=True))
 
     def epsilon(self, delta: float) -> float:
         """Return what the queries so far cost the worst row, at this delta."""
@@ -97,35 +125,41 @@ def add_query(queries: Queries, event: Event, times: int) -> Queries:
     """Return the queries with one more, equal events merged, in a fixed order so that equal histories are equal."""
     if type(times) is not int or times < 1:
         raise ValueError(f"times={times!r} is not a number of queries; give a whole number of at least 1")
-    counts = _counts((*queries, Query(event, times)))
+    return merge_plans((queries, (Query(event, times),)))
+
+
+def merge_plans(plans: Plans) -> Queries:
+    """Return the queries of all plans as one, equal events merged, in a fixed order."""
+    counts: dict[Event, int] = {}
+    for query in (query for plan in plans for query in plan):
+        counts[query.event] = counts.get(query.event, 0) + query.times
     return tuple(Query(e, t) for e, t in sorted(counts.items(), key=lambda item: repr(item[0])))
 
 
 def merge_disjoint(parts: Iterable[tuple[Group, ...]]) -> tuple[Group, ...]:
     """Return the groups of data sets that share no row, put side by side (parallel composition)."""
-    sizes: dict[Queries, int] = {}
+    sizes: dict[Plans, int] = {}
     for group in (group for groups in parts for group in groups):
-        sizes[group.queries] = sizes.get(group.queries, 0) + group.rows
-    return tuple(Group(rows, queries) for queries, rows in sizes.items())
+        sizes[group.plans] = sizes.get(group.plans, 0) + group.rows
+    return tuple(Group(rows, plans) for plans, rows in sizes.items())
 
 
 def worst_epsilon(groups: Iterable[Group], delta: float) -> float:
     """Return the largest epsilon(delta) over the groups that have rows, or queries that no row has met yet."""
-    counts = [_counts(group.queries) for group in groups]
-    # A history contained in another one cannot be the worst row.
-    worst = (mine for mine in counts if not any(_is_less(mine, theirs) for theirs in counts))
-    return max((accountant.epsilon([Query(e, t) for e, t in mine.items()], delta) for mine in worst), default=0.0)
+    histories = {group.plans for group in groups}
+    # A history that another one goes on from, or a single plan inside another one, cannot be the worst row.
+    lengths = {len(plans) for plans in histories}
+    goes_on = {plans[:length] for plans in histories for length in lengths if length < len(plans)}
+    last = [plans for plans in histories if plans not in goes_on]
+    alone = [plans[0] for plans in last if len(plans) == 1]
+    inside = {mine for mine in alone if any(theirs != mine and _covers(theirs, mine) for theirs in alone)}
+    worst = (plans for plans in last if len(plans) != 1 or plans[0] not in inside)
+    return max((plan_filter.epsilon(plans, delta) for plans in worst), default=0.0)
 
 
-def _counts(queries: Queries) -> dict[Event, int]:
-    counts: dict[Event, int] = {}
-    for query in queries:
-        counts[query.event] = counts.get(query.event, 0) + query.times
-    return counts
-
-
-def _is_less(mine: dict[Event, int], theirs: dict[Event, int]) -> bool:
-    return mine != theirs and all(theirs.get(event, 0) >= times for event, times in mine.items())
+def _covers(theirs: Queries, mine: Queries) -> bool:
+    times = {query.event: query.times for query in theirs}
+    return all(times.get(query.event, 0) >= query.times for query in mine)
 
 
 # -- whose labels may change at once -------------------------------------------------------------------------

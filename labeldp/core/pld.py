@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ _UNIT = 2.0**-53
 _NEGLECT, _SMALLEST, _TINY = 2e-8, 1e-60, 1e-40
 # Discretization error aimed at, and the largest one that is still worth a result; relative, in ε.
 _AIM, _HOPELESS = 4e-7, 0.05
+_FINE_CELLS = 1 << 17
 
 
 def pld_delta(queries: Sequence[Query], epsilon: float) -> float:
@@ -59,6 +61,17 @@ def _rough(queries: Sequence[Query], neglected: float) -> CoarsePLD:
     """Return the coarse picture, up to losses that all queries together exceed with probability ``neglected``."""
     steps = sum(query.times for query in queries)
     return coarse_pld(queries, [reach(query.event, neglected / steps) for query in queries])
+
+
+def log_moment(event: Event, tilt: float) -> float:
+    """Return log E e^{tilt·L} of one query, rounded up, without losses so large that P exceeds them once in 10^40."""
+    return _fine_grid(event).log_moment(tilt) + 1e-13
+
+
+@lru_cache(maxsize=64)
+def _fine_grid(event: Event) -> Grid:
+    step = _aligned([Query(event)], reach(event, _TINY) / _FINE_CELLS)
+    return connect_dots(event, step, math.ceil(reach(event, _TINY) / step) + 1)
 
 
 def reach(event: Event, mass: float) -> float:

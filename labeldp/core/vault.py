@@ -15,9 +15,10 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -26,7 +27,16 @@ import numpy.typing as npt
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import Event, NonPrivate, event_to_json
 from labeldp.core.fingerprint import fingerprint
-from labeldp.core.ledger import ONE_LABEL, Budget, BudgetExceededError, Ledger, RowIndex, Unit, check_budget
+from labeldp.core.ledger import (
+    ONE_LABEL,
+    Budget,
+    BudgetExceededError,
+    Charged,
+    Ledger,
+    RowIndex,
+    Unit,
+    check_budget,
+)
 from labeldp.core.random import SecureRandom
 
 __all__ = ["LabelArray", "LabelVault", "Lease", "LeaseCounter", "LedgerStore", "Mechanism", "MechanismError"]
@@ -35,8 +45,9 @@ Out = TypeVar("Out")
 Out_co = TypeVar("Out_co", covariant=True)
 LabelArray = npt.NDArray[np.unsignedinteger[Any]]
 LedgerStore = Callable[[Ledger], None]
-# Event, times, and the rows of the ledger (None for all of them).
-Charged = tuple[Event, int, RowIndex | None]
+
+# A charge with its rows named by their digest, so that equal ones are equal.
+Named = tuple[Event, int, str]
 
 # Not the full type: "<U17" would tell how long the longest label is.
 _KINDS = {"U": "text", "S": "bytes", "O": "mixed objects", "M": "dates", "c": "complex numbers"}
@@ -101,6 +112,9 @@ class LabelVault:
         self._home = os.getpid()
         # The vault that this one is a part of, and its rows there; see `part`.
         self._whole: tuple[LabelVault, RowIndex | None] | None = None
+        # What the certificate must say besides the ledger: sentences, and whether a recorded release was seeded.
+        self._assumptions: tuple[str, ...] = ()
+        self._recorded_seeded = False
         self._open_books(budget, store, len(self.__labels))
 
     def _open_books(self, budget: Budget | None, store: LedgerStore | None, units: int) -> None:
@@ -108,9 +122,12 @@ class LabelVault:
         # Without the leases that the store already held; None while there are none.
         self._stored: Ledger | None = None
         self._query_ids: set[str] = set()
+        # What this vault may draw, where it is that of a plan, and the plans made of it; see `plan`.
+        self._reserved: Reserved | None = None
+        self._plans: list[tuple[Reserved, Self]] = []
         self._lock, self._id = threading.Lock(), secrets.token_hex(16)
         if isinstance(store, QueryStore):
-            store.serve(self._id)
+            store.serve(self._id, self.unit)
 
     def __len__(self) -> int:
         return len(self.__labels)
@@ -129,6 +146,11 @@ class LabelVault:
     def id(self) -> str:
         """A random name for this vault, public: tells kept releases of this vault from those of another."""
         return self._id
+
+    @property
+    def seeded(self) -> bool:
+        """Whether any noise behind this vault's certificate came from a seed, in this process or an earlier one."""
+        return self._rng.seed is not None or self._recorded_seeded
 
     @property
     def ledger(self) -> Ledger:
@@ -164,8 +186,8 @@ class LabelVault:
         """
         index = self._checked_rows(rows)
         charges = self._charges(mechanism, times, index)
-        self._charge(charges, None if counter is None else self._bound(counter, charges, times, index))
-        return self._leased(mechanism, times, index, 0, counter)
+        place = self._charge(charges, None if counter is None else self._bound(counter, charges, times, index))
+        return self._leased(mechanism, times, index, 0, counter, place)
 
     def lease_batches(
         self,
@@ -191,16 +213,54 @@ class LabelVault:
             raise ValueError(f"the {len(parts)} batches have {len(events)} different events; they must cost the same")
         together = self._checked_rows(np.concatenate(parts))
         charges, sizes = [(events.pop(), times, together)], tuple(map(len, parts))
-        self._charge(charges, None if counter is None else self._bound(counter, charges, times, together, sizes))
+        place = self._charge(
+            charges, None if counter is None else self._bound(counter, charges, times, together, sizes)
+        )
         both = enumerate(zip(mechanisms, parts, strict=True))
-        return tuple(self._leased(mechanism, times, part, number, counter) for number, (mechanism, part) in both)
+        return tuple(self._leased(mechanism, times, part, number, counter, place) for number, (mechanism, part) in both)
 
-    def record(self, mechanism: Mechanism[Any], rows: npt.ArrayLike | None = None) -> None:
+    def record(
+        self,
+        mechanism: Mechanism[Any],
+        rows: npt.ArrayLike | None = None,
+        *,
+        seeded: bool = False,
+        query_id: str | None = None,
+    ) -> None:
         """Pay for a release that was drawn earlier, by a vault that is gone, and is about to be used again.
 
         A run that continues in a new process has its releases but a new vault; the ledger must say what they cost.
+        `seeded` is what `LabelVault.seeded` was where the release was drawn: the mark stays for ever. A store that
+        holds `query_id`, the id of the counter under which it was paid for, is not charged again.
         """
-        self._charge(self._charges(mechanism, 1, self._checked_rows(rows)))
+        self._charge(self._charges(mechanism, 1, self._checked_rows(rows)), query_id)
+        self._assume_for(mechanism)
+        for vault in self._lineage() if seeded else ():
+            vault._recorded_seeded = True
+
+    def assume(self, sentence: str) -> None:
+        """Let the certificate name something that the claim rests on and the ledger cannot show.
+
+        >>> vault = LabelVault([0, 1], num_classes=2)
+        >>> vault.assume("The list of classes was read off the labels and is declared public.")
+        >>> vault.certificate().assumptions
+        ('The list of classes was read off the labels and is declared public.',)
+        """
+        for vault in self._lineage():
+            if sentence not in vault._assumptions:
+                vault._assumptions = (*vault._assumptions, sentence)
+
+    def _assume_for(self, mechanism: Mechanism[Any]) -> None:
+        """Name what a mechanism's own proof rests on, where it says so."""
+        for sentence in getattr(mechanism, "assumptions", ()):
+            self.assume(sentence)
+
+    def _lineage(self) -> Iterator[LabelVault]:
+        """Yield this vault and those that it is a part of: what this one's certificate must say, so must theirs."""
+        vault = self
+        while vault is not None:
+            yield vault
+            vault = None if vault._whole is None else vault._whole[0]
 
     def reveal(self, reason: str) -> npt.NDArray[np.int64]:
         """Hand out the true labels. The certificate then says infinity, and gives the reason."""
@@ -210,8 +270,10 @@ class LabelVault:
     def certificate(self, delta: float | None = None) -> Certificate:
         """Return the claim so far, at this delta (the budget's delta when None, else 0)."""
         delta = delta if delta is not None else self.budget.delta if self.budget else 0.0
-        noise, seeded = self._rng.source, self._rng.seed is not None
-        return certify(self._ledger.groups(), delta, noise=noise, seeded=seeded, unit=self.unit)
+        return certify(
+            self._ledger.groups(), delta, noise=self._rng.source, seeded=self.seeded, unit=self.unit,
+            assumptions=self._assumptions,
+        )  # fmt: skip
 
     def part(
         self, rows: npt.ArrayLike | None = None, budget: Budget | None = None, *, store: LedgerStore | None = None
@@ -233,6 +295,38 @@ class LabelVault:
         part._open_books(budget, store, self._ledger.num_rows if index is None else len(index))
         return part
 
+    def plan(self, queries: Sequence[tuple[Event, int, npt.ArrayLike | None]], *, query_id: str | None = None) -> Self:
+        """Return a vault that can draw these queries (event, times, rows) of this one, each once, and nothing else.
+
+        All of them are paid for with the first that is drawn, as one plan: their events are fixed before any outcome,
+        so they compose as tightly as independent ones, and less tightly otherwise (`labeldp.core.filter`). Mechanisms
+        may still depend on what the plan gave before, a prior say; their events and rows may not. Refused at once
+        when the budget does not allow all of it. What is not drawn stays paid for: a plan of this vault that still has
+        all of these queries is gone on with. `query_id` names one that goes on in another process: a store that holds
+        it is not charged again, and counts what is drawn.
+
+        >>> from labeldp import RandomizedResponse
+        >>> vault = LabelVault([0, 1, 1], num_classes=2)
+        >>> from labeldp.core.events import PureDP
+        >>> plan = vault.plan([(PureDP(1.0), 1, None), (PureDP(0.5), 1, [0, 2])])
+        >>> _ = plan.release(RandomizedResponse(1.0, 2)), plan.release(RandomizedResponse(0.5, 2), [0, 2])
+        >>> [len(group.plans) for group in vault.ledger.groups()]
+        [1, 1]
+        """
+        if self._ledger.num_rows != len(self):
+            raise ValueError(f"{self!r} does not charge row by row; query it with release or a plain lease")
+        reserved = Reserved([(event, times, self._checked_rows(rows)) for event, times, rows in queries], query_id)
+        for earlier, plan in self._plans:
+            if earlier.query_id == query_id and earlier.left >= reserved.left:
+                return plan
+        if query_id in self._query_ids:
+            raise BudgetExceededError(f"the plan {query_id!r} has fewer queries left than asked for; pay for a new one")
+        check_budget(self._ledger.charge_plan(reserved.charges).groups(), self.budget, self.unit)
+        plan = self.part()
+        plan._reserved, plan._id = reserved, self._id
+        self._plans.append((reserved, plan))
+        return plan
+
     def fingerprint(self, secret: bytes) -> str:
         """Return the keyed hash of the labels by which a budget store knows them; see `labeldp.core.fingerprint`.
 
@@ -252,24 +346,34 @@ class LabelVault:
             raise ValueError(f"{mechanism!r} is not a mechanism; give an instance, say RandomizedResponse(1.0, 10)")
         mechanism.fits(len(self) if index is None else len(index), self.num_classes)
 
-    def _charge(self, charges: Sequence[Charged], query_id: str | None = None) -> None:
-        """Charge all of it or nothing; stored before anything is drawn."""
+    def _charge(self, charges: Sequence[Charged], query_id: str | None = None) -> int:
+        """Charge all of it or nothing, stored before anything is drawn; return its place in a plan, else 0."""
         stay_home(self._home)
         with self._lock:
             if query_id in self._query_ids:
-                return
-            new = _charged(self._ledger, charges)
-            check_budget(new.groups(), self.budget, self.unit)
-            if self._whole is not None:
-                whole, own = self._whole
-                there = [(e, n, rows if own is None else own if rows is None else own[rows]) for e, n, rows in charges]
-                # A counter of one part must not be taken for paid when another part, of other rows, brings it.
-                known = query_id if query_id is None or own is None else f"{query_id} {digest(own)}"
-                whole._charge(there, known)
-            self._keep(new, charges, query_id)
-            self._ledger = new
+                return 0
+            place = 0
+            if self._reserved is None:
+                self._pay(charges, query_id)
+            else:
+                place = self._reserved.place(charges)
+                if not self._reserved.paid:
+                    self._pay(self._reserved.charges, self._reserved.query_id)
+                self._reserved.take(place)
             if query_id is not None:
                 self._query_ids.add(query_id)
+            return place
+
+    def _pay(self, charges: Sequence[Charged], query_id: str | None) -> None:
+        """Charge one plan: this vault within its budget, the vault it is a part of, and the store."""
+        new = self._ledger.charge_plan(charges)
+        check_budget(new.groups(), self.budget, self.unit)
+        if self._whole is not None:
+            whole, own = self._whole
+            there = [(e, n, rows if own is None else own if rows is None else own[rows]) for e, n, rows in charges]
+            whole._charge(there, None if query_id is None else _known_as(query_id, own))
+        self._keep(new, charges, query_id)
+        self._ledger = new
 
     def _keep(self, new: Ledger, charges: Sequence[Charged], query_id: str | None) -> None:
         """Call the store, unless it holds these queries since an earlier process."""
@@ -281,7 +385,7 @@ class LabelVault:
                 self._stored = self._ledger if self._stored is None else self._stored
                 return
             store = partial(store, query_id=query_id)
-        kept = new if self._stored is None else _charged(self._stored, charges)
+        kept = new if self._stored is None else self._stored.charge_plan(charges)
         store(kept)
         self._stored = None if self._stored is None else kept
 
@@ -295,19 +399,47 @@ class LabelVault:
     ) -> str:
         """Bind a counter to what it counts, before it is paid for, so that it can never count anything else."""
         rows = "all" if index is None else digest(index, sizes or (len(self),))
-        data = {"labels": len(self), "classes": self.num_classes, "rows asked": rows}
-        counter.bind({"event": event_to_json(charges[0][0]), "times": times, **data})
+        data = {"labels": len(self), "classes": self.num_classes, "rows asked": rows, **self._seed_mark()}
+        counter.bind({"event": event_to_json(charges[0][0]), "times": times, **data}, self._counting(counter.query_id))
         return counter.query_id
+
+    def _counting(self, query_id: str) -> list[tuple[QueryStore, str]]:
+        """Return the stores that count prepaid queries, this vault's and those of the whole, each with the id there."""
+        own = [(self._store, query_id)] if isinstance(self._store, QueryStore) else []
+        return own if self._whole is None else own + self._whole[0]._counting(_known_as(query_id, self._whole[1]))
+
+    def _seed_mark(self) -> dict[str, bool]:
+        """Return what keeps draws of a seed apart from others in one counter: no vault continues the other kind."""
+        return {"seeded": True} if self._rng.seed is not None else {}
 
     # -- drawing ---------------------------------------------------------------------------------------------
 
     def _leased(
-        self, mechanism: Mechanism[Out], times: int, rows: RowIndex | None, number: int, counter: LeaseCounter | None
+        self,
+        mechanism: Mechanism[Out],
+        times: int,
+        rows: RowIndex | None,
+        number: int,
+        counter: LeaseCounter | None,
+        place: int,
     ) -> Lease[Out]:
-        chosen, left, before = self._chosen(rows), times, None
-        if counter is not None:
-            left, before = max(0, times - counter.drawn(number)), lambda: counter.count(number, times)
-        return Lease(lambda *args: draw(mechanism, chosen, self._rng, *args), left, before)
+        self._assume_for(mechanism)
+        chosen, drawn = self._chosen(rows), 0 if counter is None else counter.drawn(number)
+        known = None if self._reserved is None else self._reserved.query_id
+        counted = () if counter is None else self._holding(counter.query_id)
+        of_plan = () if known is None else self._holding(known)
+
+        def begin(index: int) -> None:
+            if counter is not None:
+                counter.count(number, times, counted)
+            for store, query_id in of_plan:
+                store.begin(query_id, place, drawn + index, times)
+
+        return Lease(lambda *args: draw(mechanism, chosen, self._rng, *args), max(0, times - drawn), begin)
+
+    def _holding(self, query_id: str) -> list[tuple[QueryStore, str]]:
+        """Return the stores that hold these queries, and so count them."""
+        return [(store, known) for store, known in self._counting(query_id) if store.holds(known)]
 
     def _chosen(self, rows: RowIndex | None) -> LabelArray:
         if rows is None:
@@ -352,8 +484,44 @@ class LabelVault:
         raise TypeError("a LabelVault cannot be pickled or copied; true labels must not leave it")
 
 
-def _charged(ledger: Ledger, charges: Sequence[Charged]) -> Ledger:
-    return reduce(lambda before, charge: before.charge(*charge), charges, ledger)
+class Reserved:
+    """The queries of a plan, and which of them were not drawn yet."""
+
+    def __init__(self, charges: list[Charged], query_id: str | None) -> None:
+        self.charges, self.query_id, self.paid = charges, query_id, False
+        self._open = dict(enumerate(map(_named, charges)))
+
+    @property
+    def left(self) -> Counter[Named]:
+        """What was not drawn yet."""
+        return Counter(self._open.values())
+
+    def place(self, charges: Sequence[Charged]) -> int:
+        """Return which query of the plan this is; BudgetExceededError unless it was reserved and not drawn yet."""
+        (charge,) = charges
+        found = [place for place, name in self._open.items() if name == _named(charge)]
+        if not found:
+            event, times, rows = charge
+            raise BudgetExceededError(
+                f"{times} × {event!r} of {'all' if rows is None else len(rows)} rows is not in the plan, or was drawn; "
+                "a plan holds what was fixed before its first query, so query the vault itself"
+            )
+        return found[0]
+
+    def take(self, place: int) -> None:
+        """Write down that this one is drawn."""
+        self.paid = True
+        del self._open[place]
+
+
+def _named(charge: Charged) -> Named:
+    event, times, rows = charge
+    return event, times, "all" if rows is None else digest(np.sort(rows))
+
+
+def _known_as(query_id: str, part: RowIndex | None) -> str:
+    """Return the id of a part's queries in the whole: a counter is not paid for by another part, of other rows."""
+    return query_id if part is None else f"{query_id} {digest(part)}"
 
 
 def digest(rows: RowIndex, sizes: tuple[int, ...] | None = None) -> str:
@@ -379,11 +547,11 @@ class Lease(Generic[Out]):
     """Prepaid queries: call it to draw the next one."""
 
     def __init__(
-        self, draw: Callable[..., Out | Withheld], times: int, before: Callable[[], None] | None = None
+        self, draw: Callable[..., Out | Withheld], times: int, begin: Callable[[int], None] | None = None
     ) -> None:
         self._draw = draw
-        self._remaining = times
-        self._before = before
+        self._times = self._remaining = times
+        self._begin = begin
         self._lock = threading.Lock()
         self._home = os.getpid()
 
@@ -399,8 +567,8 @@ class Lease(Generic[Out]):
             if self._remaining == 0:
                 raise BudgetExceededError("this lease is used up; lease more queries from the vault")
             # On disk before anything is drawn: when this fails, nothing is drawn.
-            if self._before is not None:
-                self._before()
+            if self._begin is not None:
+                self._begin(self._times - self._remaining + 1)
             self._remaining -= 1
         drawn = self._draw(*args)
         # Raised here and not where it happened: no frame of the traceback then holds a label.
@@ -448,16 +616,25 @@ class QueryStore(Protocol):
     It keeps what a ledger has *more* than the last one, so every ledger must be of one vault.
     """
 
+    @property
+    def id(self) -> str:
+        """A random name of what keeps it: the same for all who charge it."""
+        ...
+
     def __call__(self, ledger: Ledger, query_id: str | None = None) -> None:
         """Keep what this ledger has more than the last one, under this id."""
+        ...
+
+    def begin(self, query_id: str, number: int, index: int, most: int) -> None:
+        """Write down that query `index` (1, 2, …) of batch `number` begins; raise if it did before, or is too many."""
         ...
 
     def holds(self, query_id: str) -> bool:
         """Whether the queries of this id are kept already."""
         ...
 
-    def serve(self, vault: str) -> None:
-        """Take the id of the vault that uses the store; ValueError for a second vault."""
+    def serve(self, vault: str, unit: Unit) -> None:
+        """Take the id of the vault that uses the store, and its unit; ValueError for a second vault or another unit."""
         ...
 
 
@@ -469,15 +646,18 @@ class LeaseCounter(Protocol):
         """The random name under which the queries were paid for."""
         ...
 
-    def bind(self, charge: Mapping[str, Any]) -> None:
-        """Fix what the queries cost, before they are paid for; raise if it was fixed to something else."""
+    def bind(self, charge: Mapping[str, Any], stores: Sequence[tuple[QueryStore, str]] = ()) -> None:
+        """Fix what the queries cost, before they are paid for; raise if it was fixed to something else.
+
+        `stores` count the queries, too, each under an id: where there is none, a copy of the counter must be refused.
+        """
         ...
 
     def drawn(self, number: int = 0) -> int:
         """Return how many queries of batch `number` were begun."""
         ...
 
-    def count(self, number: int = 0, most: int | None = None) -> None:
+    def count(self, number: int = 0, most: int | None = None, stores: Sequence[tuple[QueryStore, str]] = ()) -> None:
         """Write down that a query of batch `number` begins, unless `most` have begun; return when it is on disk."""
         ...
 

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# Given instead of a list of classes: those that occur, which are then declared to be public.
+OBSERVED = "observed"
+
 
 def as_array(labels: Any, name: str) -> npt.NDArray[Any]:
     """Return one label per row, (n,); `name` is who asks, for messages."""
@@ -50,11 +53,11 @@ def as_numbers(labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def encode(labels: npt.NDArray[Any], classes: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Return the classes in order and each label's place among them; without a list, it is read off the labels."""
-    from sklearn.utils.multiclass import check_classification_targets
+    """Return the classes in order and each label's place among them; for OBSERVED they are read off the labels."""
+    if isinstance(classes, str) and classes == OBSERVED:
+        from sklearn.utils.multiclass import check_classification_targets
 
-    check_classification_targets(labels)
-    if classes is None:
+        check_classification_targets(labels)
         known, codes = np.unique(labels, return_inverse=True)
     else:
         known = np.sort(checked_classes(classes))
@@ -68,10 +71,33 @@ def encode(labels: npt.NDArray[Any], classes: Any) -> tuple[npt.NDArray[Any], np
 
 def checked_classes(classes: Any) -> npt.NDArray[Any]:
     """Return the declared list as an array, or raise ValueError."""
+    if isinstance(classes, str):
+        raise ValueError(f"classes={classes!r} is one text; give a list of them, as in ['no', 'yes']")
     known = np.asarray(list(classes))
     if known.ndim != 1 or known.dtype.kind not in "biufUO" or len(np.unique(known)) != len(known):
         raise ValueError(f"classes={classes!r} is not a list of different classes; give each of them once")
     return known
+
+
+def declared_by_type(labels: Any) -> list[Any] | None:
+    """Return the classes that the type of the labels declares, whichever occur; None where it declares none.
+
+    These are pandas categories, a polars Enum, an Arrow dictionary, and true/false. (A polars Categorical lists what it
+    has met.)
+
+    >>> declared_by_type(np.array([True, True]))
+    [False, True]
+    """
+    home = type(labels).__module__.split(".")[0]
+    kind: Any = getattr(labels, "dtype", getattr(labels, "type", None))
+    if str(kind).lower() in {"bool", "boolean", "torch.bool", "bool[pyarrow]"}:
+        return [False, True]
+    if home == "pyarrow" and hasattr(kind, "value_type") and hasattr(kind, "index_type"):
+        whole = labels.unify_dictionaries().combine_chunks() if hasattr(labels, "chunks") else labels
+        return whole.dictionary.to_pylist()
+    if (home == "pandas" and hasattr(kind, "categories")) or (home == "polars" and type(kind).__name__ == "Enum"):
+        return kind.categories.tolist() if home == "pandas" else kind.categories.to_list()
+    return None
 
 
 def _places(labels: npt.NDArray[Any], known: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

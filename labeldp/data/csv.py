@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from labeldp.data.arrow import MINUS_ONE, NO_BYTES, of_bytes, of_numbers, of_pieces, pc, to_numbers
-from labeldp.data.request import Codes, Report, Request, Sealer, TableError, check_prior, listed, usable
+from labeldp.data.request import Codes, Report, Request, Sealer, TableError, check_prior, column_advice, usable
 from labeldp.releases import FloatArray, IntArray
 
 BLOCK_BYTES = 2 << 20
@@ -304,12 +304,8 @@ def checked_delimiter(delimiter: str | None, path: Path) -> bytes:
 def _find(cells: Sequence[bytes], name: str, argument: str) -> int:
     found = [place for place, cell in enumerate(cells) if cell == name.encode()]
     if len(found) != 1:
-        seen = "is not in the header" if not found else f"is in the header {len(found)} times"
-        columns = listed([cell.decode(errors="replace") for cell in cells])
-        raise TableError(
-            f"{argument}: column {name!r} {seen}; the columns are {columns}. Name one that occurs once (case matters), "
-            "or give the delimiter if these are not your columns"
-        )
+        names = [cell.decode(errors="replace") for cell in cells]
+        raise TableError(f"{argument}: there is no single column {name!r}; {column_advice(name, names)}")
     return found[0]
 
 
@@ -407,7 +403,7 @@ def _numbers(records: Records, column: int, rows_before: int) -> FloatArray:
     raise TableError(f"prior_columns: {where} hold a cell that is no number; give one weight ≥ 0 per class")
 
 
-def count_rows(path: Path, delimiter: str) -> int:
+def count_rows(path: Path, delimiter: str | None) -> int:
     """The number of records after the header."""
     separator = checked_delimiter(delimiter, path)
     with _opened(path) as file:

@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,9 @@ from labeldp.data.columns import (
     read_public,
 )
 from labeldp.data.files import ADULT_CLASSES, MissingDataError, adult_path
+from labeldp.data.overlap import others
 from labeldp.data.request import TableError, checked
-from labeldp.data.splits import refusing
+from labeldp.data.splits import OpenLabels, refusing
 from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
 
@@ -51,28 +52,12 @@ Features = pa.Table | npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
-class OpenLabels:
-    """Public labels of a test table, (n,): class numbers or numbers. For measuring; nothing can be trained on them.
-
-    >>> len(OpenLabels(np.array([0, 1, 1])))
-    3
-    """
-
-    values: npt.NDArray[Any] = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("OpenLabels are for measuring, not for training; bring training labels in by labeldp.data.read")
-
-
-@dataclass(frozen=True, eq=False)
 class OpenRows:
-    """Public features and their open labels."""
+    """Public features and their open labels, without the `left_out` rows that were trained on."""
 
     features: Features = field(repr=False)
     labels: OpenLabels
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.features)
@@ -92,6 +77,7 @@ class PrivateData:
         columns: of a table; None for images.
         left_out: public columns that hold one value.
         test: public rows to measure with, where there are some.
+        ids: of the rows, as texts, where a column of them was named.
     """
 
     name: str
@@ -103,6 +89,7 @@ class PrivateData:
     columns: tuple[Column, ...] | None = None
     left_out: tuple[str, ...] = ()
     test: OpenRows | None = None
+    ids: tuple[str, ...] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.vault)
@@ -126,6 +113,7 @@ def read(
     *,
     bounds: tuple[float, float] | None = None,
     users: str | None = None,
+    ids: str | None = None,
     drop: Sequence[str] = (),
     delimiter: str | None = None,
     test: Path | str | None = None,
@@ -142,9 +130,11 @@ def read(
         classes: all values that a label can have. Declared, never read off the data: which occur is private.
         bounds: instead of classes, the range of a label that is a number.
         users: a column that says whose each row is; the vault then protects all labels of a user together.
+        ids: a public column by which rows are known again, in a test table and in a budget store; it is no feature.
         drop: columns that are not features.
         delimiter: of CSV files; a tab for `.tsv` and a comma otherwise when None.
-        test: a table like the first whose labels are public. It must be another file.
+        test: a table like the first whose labels are public. Rows that are trained on are left out of it, and a table
+            made of them is refused; see `labeldp.data.overlap`.
         rng: the vault's noise; operating-system entropy when None.
 
     Raises:
@@ -162,8 +152,10 @@ def read(
     path = Path(table)
     if label in drop:
         raise TableError(f"drop names {label!r}, which is the label and is never a feature; leave it out of --drop")
+    if label in (users, ids):
+        raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
     _check_declared(classes, bounds)
-    without = dict.fromkeys((label, *drop, *(() if users is None else (users,))))
+    without = dict.fromkeys((label, *drop, *(name for name in (users, ids) if name is not None)))
     public = read_public(path, tuple(without), delimiter)
     columns, left_out = columns_of(public)
     features = conformed(public, columns)
@@ -172,6 +164,7 @@ def read(
         raise TableError(
             f"{path.name} has {len(vault)} labels in {len(features)} rows; remove blank lines, and check the quotes"
         )
+    known = None if ids is None else read_ids(path, ids, delimiter)
     opened = None
     if test is not None:
         if _same_file(path, Path(test)):
@@ -179,8 +172,40 @@ def read(
                 f"test={str(test)!r} holds the rows that are trained on, and their labels are secret; leave it out, or "
                 "give other rows, whose labels are public"
             )
-        opened = read_open(Path(test), label, classes, columns, delimiter)
-    return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, left_out, opened)
+        rows, both = read_open(Path(test), label, classes, columns, delimiter), None
+        if ids is not None and ids in column_names(Path(test), delimiter):
+            both = read_ids(Path(test), ids, delimiter), known
+        opened = _without_training_rows(rows, features, both)
+    return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, left_out, opened, known)
+
+
+def _without_training_rows(opened: OpenRows, training: Features, ids: tuple[Any, Any] | None = None) -> OpenRows:
+    kept = others(opened.features, training, ids)
+    if kept.all():
+        return opened
+    rows: Any = opened.features
+    features = rows.filter(pa.array(kept)) if isinstance(rows, pa.Table) else rows[kept]
+    return OpenRows(features, OpenLabels(opened.labels.values[kept]), int(np.count_nonzero(~kept)))
+
+
+def read_ids(path: Path, column: str, delimiter: str | None = None) -> tuple[str, ...]:
+    """Return the public ids in this column, of rows or of users, one text per row; TableError where some are missing.
+
+    In a CSV file an id is the text that stands there, in a Parquet file its value written as text.
+    """
+    if column_names(path, delimiter).count(column) != 1:
+        raise TableError(f"there is no single column {column!r} in {path.name}; check the spelling (case matters)")
+    try:
+        found = read_columns(path, [column], delimiter, as_text=(column,)).column(0).cast(pa.string()).to_pylist()
+    except pa.ArrowException:
+        raise TableError(f"the column {column!r} of {path.name} holds no ids: it cannot be written as text") from None
+    missing = found.count("") + found.count(None)
+    if missing:
+        raise TableError(
+            f"the column {column!r} of {path.name} is empty in {missing} of {len(found)} rows; name a column that has "
+            "an id in every row"
+        )
+    return tuple(found)
 
 
 def _named(name: str, rng: SecureRandom | None) -> PrivateData:
@@ -195,7 +220,7 @@ def _named(name: str, rng: SecureRandom | None) -> PrivateData:
         found = benchmarks.load(name, rng=rng)
     except MissingDataError as error:
         raise TableError(str(error)) from None
-    opened = OpenRows(found.test, OpenLabels(found.test_labels))
+    opened = _without_training_rows(OpenRows(found.test, found.test_labels), found.train)
     return PrivateData(name, "", found.train, found.vault, found.classes, test=opened)
 
 
@@ -234,31 +259,50 @@ def seal_column(
     codes = _class_column(path, label, names, delimiter)
     if users is None:
         return LabelVault(codes, len(names), rng=rng)
-    if column_names(path, delimiter).count(users) != 1 or users == label:
-        raise TableError(f"there is no single column {users!r} beside the label")
-    owners = read_columns(path, [users], delimiter).column(0).to_pylist()
-    return UserVault(codes, np.array(owners, dtype=object), len(names), rng=rng)
+    if users == label:
+        raise TableError(f"users={users!r} is the label itself; name the column that says whose each row is")
+    return UserVault(codes, read_ids(path, users, delimiter), len(names), rng=rng)
 
 
-def seal_classes(y: Any, classes: Any, name: str) -> tuple[npt.NDArray[Any], LabelVault]:
+def seal_classes(y: Any, classes: Any, name: str, users: Any = None) -> tuple[npt.NDArray[Any], LabelVault]:
     """Seal classes that are held in memory; return their list and the vault. A vault passes unopened.
 
     Args:
         y: one class per row: a list, NumPy array, Series, Arrow column or tensor; or a vault.
-        classes: the list of classes, in any order; when None it is read off the labels, and is not protected. For a
-            vault, class c is `classes[c]`.
+        classes: the list of classes, in any order; None where the type of y declares it (pandas categories, a polars
+            Enum, an Arrow dictionary, true/false); "observed" declares that those which occur are public. The vault's
+            certificates state the last two. For a vault, class c is `classes[c]`.
         name: who asks, for messages.
+        users: whose each row is; the vault then protects all labels of a user together.
 
     >>> seal_classes(["no", "yes", "no"], ["yes", "no"], "the example")
     (array(['no', 'yes'], dtype='<U3'), LabelVault(3 labels, num_classes=2, budget=None))
     """
-    if not isinstance(y, LabelVault):
-        known, codes = arrays.encode(arrays.as_array(y, name), classes)
-        return known, LabelVault(codes, len(known))
-    known = arrays.checked_classes(range(y.num_classes) if classes is None else classes)
-    if len(known) != y.num_classes:
-        raise ValueError(f"classes names {len(known)} classes and the vault has {y.num_classes}; declare the same")
-    return known, y
+    observed = isinstance(classes, str) and classes == arrays.OBSERVED
+    if isinstance(y, LabelVault):
+        if users is not None:
+            raise ValueError("users is given with a vault, which knows whose its labels are; leave it out")
+        # The vault declared how many there are.
+        known = arrays.checked_classes(range(y.num_classes) if classes is None or observed else classes)
+        if len(known) != y.num_classes:
+            raise ValueError(f"classes names {len(known)} classes and the vault has {y.num_classes}; declare the same")
+        return known, y
+    raw = arrays.as_array(y, name)
+    found = arrays.declared_by_type(y) if classes is None else classes
+    if found is None:
+        raise ValueError(
+            f"classes is not given to {name}, and is not read off the labels: which classes occur is private. If a "
+            "label can be no or yes, write classes=['no', 'yes']; or give y a type that declares its values (pandas "
+            'categories, a polars Enum, an Arrow dictionary, true/false); or write classes="observed" where the list '
+            "is public anyway, which the certificate then states"
+        )
+    known, codes = arrays.encode(raw, found)
+    vault = LabelVault(codes, len(known)) if users is None else UserVault(codes, users, len(known))
+    if observed:
+        vault.assume("The list of classes was read off the labels and declared public: it is not protected.")
+    elif classes is None and known.dtype.kind != "b":
+        vault.assume("The list of classes is that of the type of the labels, declared and not read off them.")
+    return known, vault
 
 
 def seal_numbers(y: Any, bounds: Any, *, name: str = "seal_numbers", rng: SecureRandom | None = None) -> ValueVault:
@@ -291,9 +335,15 @@ def scaled(numbers: npt.NDArray[np.float64], bounds: tuple[float, float]) -> npt
     return 2 * (numbers - low) / (high - low) - 1
 
 
-def open_labels(y: Any, name: str) -> OpenLabels:
-    """Return labels that are held in memory and public, for measuring."""
-    return y if isinstance(y, OpenLabels) else OpenLabels(arrays.as_array(y, name))
+def open_labels(y: Any, name: str) -> npt.NDArray[Any]:
+    """Return labels to measure with, (n,), which must be declared public: `OpenLabels`."""
+    if not isinstance(y, OpenLabels):
+        raise TypeError(
+            f"score compares with labels openly, so y must be declared public, and is a {type(y).__name__}: write "
+            "score(X, OpenLabels(y)), with OpenLabels from labeldp.data. Secret labels are compared by "
+            "labeldp.estimator.select, which pays for it"
+        )
+    return arrays.as_array(y.values, name)
 
 
 def _class_column(

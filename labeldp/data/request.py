@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from labeldp.core.events import PureDP
-from labeldp.core.ledger import Group, Ledger, merge_disjoint
+from labeldp.core.ledger import ONE_LABEL, ONE_USER, Group, Ledger, Unit, merge_disjoint
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
 from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 from labeldp.releases import FloatArray, NoisyLabels
 
-FORMAT = "labeldp-table/1"
+# The second format is written where all labels of a user are protected together, which the first cannot say.
+FORMAT, FORMAT_USERS = "labeldp-table/1", "labeldp-table/2"
 SCALAR = ("randomized-response", "prior-response", "top-k-response")
 VECTOR = ("bit-flip", "laplace-one-hot")
 LARGEST_WEIGHT = 1e300
@@ -36,8 +40,34 @@ class TableError(ValueError):
 
 
 @dataclass(frozen=True)
+class Owners:
+    """Whose the rows of a table are: the column that says it, how many users there are, and the most rows of one."""
+
+    column: str
+    users: int
+    most_rows: int
+
+    def __post_init__(self) -> None:
+        if not all(type(count) is int and count >= 1 for count in (self.users, self.most_rows)):
+            raise TableError(f"users: {self.users!r} users with at most {self.most_rows!r} rows cannot be")
+
+    @classmethod
+    def of(cls, column: str, ids: Sequence[str]) -> Owners:
+        """Count the users of this column, and the rows of each; there must be some."""
+        counts = Counter(ids)
+        if not counts:
+            raise TableError(f"the column {column!r} has no rows; give a table with some")
+        return cls(column, len(counts), max(counts.values()))
+
+
+@dataclass(frozen=True)
 class Request:
-    """The public settings of one release. Build it with `checked`."""
+    """The public settings of one release. Build it with `checked`.
+
+    With `owners`, ε is for all labels of one user together. Every label is then answered at ε/m, m the most rows that
+    a user has. Proof: replacing the labels of a user changes at most m factors of the product of all responses'
+    probabilities, each by at most e^(ε/m), so the odds move by at most e^ε; m is public.
+    """
 
     label: str
     classes: tuple[str, ...]
@@ -45,6 +75,25 @@ class Request:
     mechanism: str = "randomized-response"
     prior_columns: tuple[str, ...] = ()
     k: int | None = None
+    owners: Owners | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """Return whose labels may change at once."""
+        return ONE_LABEL if self.owners is None else ONE_USER
+
+    @property
+    def label_epsilon(self) -> float:
+        """Return what one label is answered at: for users the largest float whose m-fold, exactly, is at most ε.
+
+        >>> Request("y", ("a", "b"), 1.0, owners=Owners("who", 5, 3)).label_epsilon * 3 <= 1
+        True
+        """
+        if self.owners is None:
+            return self.epsilon
+        most = self.owners.most_rows
+        part = self.epsilon / most
+        return part if Fraction(part) * most <= Fraction(self.epsilon) else math.nextafter(part, 0.0)
 
     @property
     def is_vector(self) -> bool:
@@ -58,7 +107,7 @@ class Request:
 
     @property
     def event(self) -> PureDP:
-        """What the release costs every row."""
+        """Return what the release costs every row, or every user."""
         return PureDP(self.epsilon)
 
     def uniform_prior(self, num_rows: int) -> FloatArray:
@@ -69,15 +118,15 @@ class Request:
         """The mechanism for rows with this prior, (n, K); mechanisms that need none ignore it."""
         match self.mechanism:
             case "prior-response":
-                return PriorResponse(self.epsilon, prior)
+                return PriorResponse(self.label_epsilon, prior)
             case "top-k-response":
-                return TopKResponse.of_prior(self.epsilon, prior, self.k or 0)
+                return TopKResponse.of_prior(self.label_epsilon, prior, self.k or 0)
             case "bit-flip":
-                return BitFlip(self.epsilon, len(self.classes))
+                return BitFlip(self.label_epsilon, len(self.classes))
             case "laplace-one-hot":
-                return LaplaceOneHot(self.epsilon, len(self.classes))
+                return LaplaceOneHot(self.label_epsilon, len(self.classes))
             case _:
-                return RandomizedResponse(self.epsilon, len(self.classes))
+                return RandomizedResponse(self.label_epsilon, len(self.classes))
 
     def public(self, rng: SecureRandom, **more: Any) -> dict[str, Any]:
         """The parameters that travel with the artifact, as plain JSON values."""
@@ -85,13 +134,14 @@ class Request:
         # Some channels are per row; how many rows there are, a stream knows only at its end.
         description.pop("rows", None)
         return {
-            "format": FORMAT,
+            "format": FORMAT if self.owners is None else FORMAT_USERS,
             "epsilon": self.epsilon,
             "label": self.label,
             "classes": list(self.classes),
             "mechanism": description,
             "prior_columns": list(self.prior_columns),
             "noise": rng.source,
+            **({} if self.owners is None else {"users": asdict(self.owners)}),
             **more,
         }
 
@@ -104,6 +154,7 @@ def checked(
     mechanism: str | None = None,
     prior_columns: Sequence[str] = (),
     k: int | None = None,
+    owners: Owners | None = None,
 ) -> Request:
     """A request whose settings fit together, or a TableError that names the one that does not."""
     if mechanism is None:
@@ -112,7 +163,7 @@ def checked(
         if isinstance(value, str):
             raise TableError(f"{argument}={value!r} is one text; give a list of them, as in ['no', 'yes']")
     names = tuple(str(name) for name in classes)
-    request = Request(label, names, _checked_epsilon(epsilon), mechanism, tuple(prior_columns), k)
+    request = Request(label, names, _checked_epsilon(epsilon), mechanism, tuple(prior_columns), k, owners)
     _check_classes(names)
     for argument, texts in (("label", (label,)), ("classes", names), ("prior_columns", request.prior_columns)):
         for text in texts:
@@ -175,7 +226,8 @@ def _check_mechanism(request: Request) -> None:
 class Sealer:
     """Turns chunks of labels into private responses, and keeps the ledger of all of them.
 
-    Chunks share no row, so their ledgers stand side by side: every row is queried once, at one epsilon.
+    Chunks share no row, so their ledgers stand side by side: every row is queried once, at one epsilon. A user may have
+    rows in several chunks, so users are charged once, in advance, for all of them.
     """
 
     request: Request
@@ -185,7 +237,8 @@ class Sealer:
     groups: tuple[Group, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.groups = Ledger(0).charge(self.request.event).groups()
+        owners = self.request.owners
+        self.groups = Ledger(0 if owners is None else owners.users).charge(self.request.event).groups()
 
     def response(self, codes: Codes, missing: int, prior: FloatArray | None = None) -> NoisyLabels:
         """Return private responses for labels 0 … K − 1; −1 stands for the `missing` ones and the undeclared ones."""
@@ -195,7 +248,8 @@ class Sealer:
             raise TableError(_unusable(undeclared, missing, self.rows, self.request.classes))
         vault = LabelVault(codes, len(self.request.classes), rng=self.rng)
         private = vault.release(self.request.randomizer(self.request.uniform_prior(1) if prior is None else prior))
-        self.groups = merge_disjoint((self.groups, vault.ledger.groups()))
+        if self.request.owners is None:
+            self.groups = merge_disjoint((self.groups, vault.ledger.groups()))
         return private
 
 
@@ -224,6 +278,25 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     """Public names for a message, quoted so that a stray space shows."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) for name in names[:most]) + more
+
+
+def column_advice(name: str, names: Sequence[str]) -> str:
+    """Return what to do about a column that is not there once.
+
+    Names are not quoted unless they are nearly the one that was given: where a CSV file has no header, they are the
+    cells of its first row, label included.
+
+    >>> column_advice("Income", ["age", "income "])
+    "did you mean 'income '?"
+    """
+    folded = {other.strip().casefold(): other for other in names if other != name}
+    near = difflib.get_close_matches(name.strip().casefold(), folded, 1, cutoff=0.8)
+    if near:
+        return f"did you mean {folded[near[0]]!r}?"
+    return (
+        f"it is there {names.count(name)} times among {len(names)} columns; check the spelling (case matters), the "
+        "delimiter, and that the first line of a CSV file names the columns"
+    )
 
 
 def check_prior(prior: FloatArray, rows_before: int) -> FloatArray:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sized
-from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,23 @@ class Pairs:
         return f"Pairs({len(self)} rows, {self.num_users} users, {self.num_items} items)"
 
 
+@dataclass(frozen=True, eq=False)
+class OpenLabels:
+    """Public labels of a test table, (n,): class numbers or numbers. For measuring; nothing can be trained on them.
+
+    >>> len(OpenLabels(np.array([0, 1, 1])))
+    3
+    """
+
+    values: npt.NDArray[Any] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("OpenLabels are for measuring, not for training; bring training labels in by labeldp.data.read")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Benchmark(Generic[Features]):
     """A data set with its training labels in a vault.
@@ -70,7 +87,7 @@ class Benchmark(Generic[Features]):
         train: public training features; images are uint8 (n, channels, height, width).
         vault: the training labels, sealed. The only way to them is a mechanism.
         test: public test features, shaped like `train`.
-        test_labels: open, int64 (m,): for measuring, never for choosing.
+        test_labels: open, int64 (m,) in `test_labels.values`: for measuring, never for choosing.
         num_classes: declared for the data set, never read off labels.
         classes: the name of each class.
     """
@@ -79,7 +96,7 @@ class Benchmark(Generic[Features]):
     train: Features
     vault: LabelVault
     test: Features
-    test_labels: IntArray
+    test_labels: OpenLabels
     num_classes: int
     classes: tuple[str, ...]
 
@@ -107,12 +124,12 @@ def seal(
     return Benchmark(name, train[0], vault, test[0], _opened(name, test[1], len(classes)), len(classes), classes)
 
 
-def _opened(name: str, labels: npt.NDArray[Any], num_classes: int) -> IntArray:
+def _opened(name: str, labels: npt.NDArray[Any], num_classes: int) -> OpenLabels:
     opened = labels.astype(np.int64)
     outside = int(np.count_nonzero((opened < 0) | (opened >= num_classes)))
     if outside:
         raise CorruptDataError(f"{name}: {outside} test labels are outside 0 … {num_classes - 1}; download it again")
-    return opened
+    return OpenLabels(opened)
 
 
 def refusing(loader: Callable[Arguments, Out]) -> Callable[Arguments, Out]:

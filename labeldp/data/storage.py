@@ -10,20 +10,21 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from labeldp.atomic import replacing
 from labeldp.mechanisms.counts import Winners
 from labeldp.mechanisms.responses import SetResponse, TopKResponse, channel_from_description
+from labeldp.mechanisms.values import BinnedResponse, NoisyValues
 from labeldp.releases import NoisyCounts, NoisyLabels, NoisyMoments
 
 GroupRelease = NoisyCounts | Winners
 Note = Mapping[str, Any] | None
 
 
-def save_labels(path: Path, private: NoisyLabels, note: Note = None) -> None:
+def save_labels(path: Path | IO[bytes], private: NoisyLabels, note: Note = None) -> None:
     """Write private responses and their channel."""
     arrays: dict[str, Any] = {"answers": private.responses}
     if isinstance(private.channel, SetResponse) and private.channel.sets is not None:
@@ -46,7 +47,23 @@ def load_labels(path: Path) -> NoisyLabels:
         return NoisyLabels(channel, arrays["answers"])
 
 
-def save_groups(path: Path, release: GroupRelease, note: Note = None) -> None:
+def save_values(path: Path | IO[bytes], noisy: NoisyValues, note: Note = None) -> None:
+    """Write private responses for numbers, and the bins that they are of."""
+    channel = noisy.channel
+    assert isinstance(channel, BinnedResponse)
+    arrays = {"answers": noisy.responses, "bins": channel.bins, "outputs": channel.outputs}
+    _write(path, {"epsilon": channel.epsilon}, note, arrays)
+
+
+def load_values(path: Path) -> NoisyValues:
+    """Read what `save_values` wrote."""
+    with np.load(path, allow_pickle=False) as arrays:
+        epsilon = float(json.loads(str(arrays["description"]))["epsilon"])
+        channel = BinnedResponse(epsilon, arrays["bins"], arrays["outputs"])
+        return NoisyValues(channel, arrays["answers"], channel.outputs)
+
+
+def save_groups(path: Path | IO[bytes], release: GroupRelease, note: Note = None) -> None:
     """Write what was released about groups: noisy counts, or the winning classes alone."""
     if isinstance(release, NoisyCounts):
         fields = {"noise": release.noise, "noise_std": release.noise_std}
@@ -64,7 +81,7 @@ def load_groups(path: Path) -> GroupRelease:
         return NoisyCounts(arrays["counts"], arrays["group_sizes"], fields["noise"], float(fields["noise_std"]))
 
 
-def save_moments(path: Path, noisy: NoisyMoments, note: Note = None) -> None:
+def save_moments(path: Path | IO[bytes], noisy: NoisyMoments, note: Note = None) -> None:
     """Write a noisy label-feature moment."""
     fields = {name: getattr(noisy, name) for name in noisy.__dataclass_fields__ if name not in {"value", "total"}}
     # Noise does not compress.
@@ -94,9 +111,16 @@ def digest(*arrays: np.ndarray) -> str:
 
 
 def _write(
-    path: Path, fields: Mapping[str, Any], note: Note, arrays: Mapping[str, np.ndarray], compress: bool = True
+    target: Path | IO[bytes],
+    fields: Mapping[str, Any],
+    note: Note,
+    arrays: Mapping[str, np.ndarray],
+    compress: bool = True,
 ) -> None:
     described = np.array(json.dumps({**fields, "note": dict(note or {})}))
-    with replacing(path) as draft, draft.open("wb") as file:
-        save: Any = np.savez_compressed if compress else np.savez
+    save: Any = np.savez_compressed if compress else np.savez
+    if not isinstance(target, Path):
+        save(target, allow_pickle=False, description=described, **arrays)
+        return
+    with replacing(target) as draft, draft.open("wb") as file:
         save(file, allow_pickle=False, description=described, **arrays)

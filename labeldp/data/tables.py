@@ -17,14 +17,16 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from labeldp.atomic import draft_of, flush
+from labeldp.atomic import Room, draft_of, flush
 from labeldp.budgets.journal import Journal
 from labeldp.core.certificate import Certificate, certify, verify
 from labeldp.core.certificate import read as read_certificate
 from labeldp.core.events import PureDP, Query
+from labeldp.core.ledger import ONE_LABEL, ONE_USER
 from labeldp.core.random import SecureRandom
 from labeldp.data import csv, parquet
-from labeldp.data.request import FORMAT, Report, Request, Sealer, TableError, checked
+from labeldp.data.door import read_ids
+from labeldp.data.request import FORMAT, FORMAT_USERS, Owners, Report, Request, Sealer, TableError, checked
 from labeldp.mechanisms.responses import channel_from_description
 from labeldp.releases import Channel, FloatArray, NoisyLabels
 
@@ -32,6 +34,8 @@ __all__ = ["PrivateTable", "TableError", "certificate_path", "privatize", "read_
 
 _NOTE = ".certificate.json"
 _SUFFIXES = {".parquet": "Parquet", ".pq": "Parquet", ".csv": "CSV", ".tsv": "CSV", ".txt": "CSV"}
+# A column of vectors, or another compression, may take more than the source did.
+_MORE_ROOM = 1 << 20
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
 
@@ -60,6 +64,7 @@ def privatize(
     mechanism: str | None = None,
     prior_columns: Sequence[str] = (),
     k: int | None = None,
+    users: str | None = None,
     journal: Journal | None = None,
     rng: SecureRandom | None = None,
     delimiter: str | None = None,
@@ -72,11 +77,13 @@ def privatize(
         target: the file to write, of the same format. Neither it nor its certificate may exist.
         label: the name of the label column.
         classes: all values a label may have. Declared, never read off the data: that would leak.
-        epsilon: the privacy parameter of every row, finite, ≥ 0.
+        epsilon: the privacy parameter of every row (of every user), finite, ≥ 0.
         mechanism: randomized-response (default), prior-response (default when there are prior_columns),
             top-k-response; or, in Parquet only, bit-flip and laplace-one-hot (K numbers per row).
         prior_columns: for the two mechanisms with a prior, one numeric column per class, in class order.
         k: for top-k-response, how many responses a row may have.
+        users: a public column that says whose each row is. ε is then for all labels of a user together, and every label
+            is answered at ε divided by the most rows that one of them has.
         journal: charged with PureDP(epsilon) once all labels are known to be usable and before the first response is
             drawn; a later failure leaves it so.
         rng: the noise; operating-system entropy when None.
@@ -97,11 +104,14 @@ def privatize(
     (2, ())
     """
     source, target = Path(source), Path(target)
-    request = checked(label, classes, epsilon, mechanism=mechanism, prior_columns=prior_columns, k=k)
+    settings: dict[str, Any] = {"mechanism": mechanism, "prior_columns": prior_columns, "k": k}
+    request = checked(label, classes, epsilon, **settings)
     table = _opened(source, target, request, delimiter)
+    if users is not None:
+        request = checked(label, classes, epsilon, **settings, owners=_owners(source, users, label, delimiter))
     sealer = Sealer(request, SecureRandom() if rng is None else rng)
     try:
-        return _privatized(table, target, sealer, journal, report or (lambda _rows, _fraction: None), source.name)
+        return _privatized(table, target, sealer, journal, report or (lambda _rows, _fraction: None), source)
     except TableError as error:
         reason = str(error)
     # Raised outside the handler: the frames in which it happened hold labels.
@@ -109,23 +119,42 @@ def privatize(
 
 
 def _privatized(
-    table: _Table, target: Path, sealer: Sealer, journal: Journal | None, report: Report, name: str
+    table: _Table, target: Path, sealer: Sealer, journal: Journal | None, report: Report, source: Path
 ) -> Certificate:
     request = sealer.request
     with publishing(target) as draft:
         if journal is not None:
-            # A misspelt class must not cost a budget that can be spent only once.
+            # What can be spent only once must not go for a misspelt class, nor for a disk that turns out to be full.
             table.check_labels(request)
-            try:
-                journal.charge(request.event, note=f"privatize column {request.label!r} of {name} into {target.name}")
-            except OSError as error:
-                raise TableError(
-                    f"journal={str(journal.path)!r} cannot be written ({error.strerror}); nothing was drawn"
-                ) from None
+            with Room(target, source.stat().st_size + _MORE_ROOM):
+                _charge(journal, request, f"privatize column {request.label!r} of {source.name} into {target.name}")
         table.privatize(draft.path, sealer, report)
         public = request.public(sealer.rng, **table.public)
         seeded = sealer.rng.seed is not None
-        return draft.seal(certify(sealer.groups, 0.0, noise=sealer.rng.source, seeded=seeded, release=public))
+        how: dict[str, Any] = {"noise": sealer.rng.source, "seeded": seeded, "unit": request.unit}
+        return draft.seal(certify(sealer.groups, 0.0, release=public, **how))
+
+
+def _charge(journal: Journal, request: Request, note: str) -> None:
+    # The account of a store knows itself whether it counts rows or users.
+    unit: dict[str, Any] = {"unit": request.unit} if isinstance(journal, Journal) else {}
+    try:
+        journal.charge(request.event, note=note, **unit)
+    except OSError as error:
+        raise TableError(
+            f"journal={str(journal.path)!r} cannot be written ({error.strerror}); nothing was drawn"
+        ) from None
+
+
+def _owners(path: Path, column: str, label: str, delimiter: str | None) -> Owners:
+    """Count the rows of every user; two readers must agree on what a row is."""
+    if column == label:
+        raise TableError(f"users={column!r} is the label itself; name the column that says whose each row is")
+    ids = read_ids(path, column, delimiter)
+    rows = csv.count_rows(path, delimiter) if _format(path, "source") == "CSV" else parquet.count_rows(path)
+    if len(ids) != rows:
+        raise TableError(f"{path.name} has {rows} rows and {len(ids)} users; remove blank lines, and check the quotes")
+    return Owners.of(column, ids)
 
 
 class _Table(Protocol):
@@ -188,7 +217,7 @@ def read_private(path: Path | str) -> PrivateTable:
 
 
 def _known(public: Mapping[str, Any] | None, path: Path) -> Mapping[str, Any]:
-    if public is None or public.get("format") != FORMAT:
+    if public is None or public.get("format") not in (FORMAT, FORMAT_USERS):
         raise TableError(
             f"path={str(path)!r} does not say how its labels were made (format {FORMAT!r}); a CSV file needs "
             "its certificate beside it, and both must be the work of privatize"
@@ -198,7 +227,7 @@ def _known(public: Mapping[str, Any] | None, path: Path) -> Mapping[str, Any]:
 
 def _request(public: Mapping[str, Any]) -> Request:
     try:
-        channel = public["mechanism"]
+        channel, owners = public["mechanism"], public.get("users")
         return checked(
             public["label"],
             public["classes"],
@@ -206,6 +235,7 @@ def _request(public: Mapping[str, Any]) -> Request:
             mechanism=channel["mechanism"],
             prior_columns=public["prior_columns"],
             k=channel.get("k"),
+            owners=None if owners is None else Owners(**owners),
         )
     except (KeyError, TypeError, AttributeError):
         raise TableError("the public parameters of the table are incomplete; it was changed after privatize") from None
@@ -269,10 +299,13 @@ def _bare_problems(path: Path) -> tuple[str, ...]:
 
 
 def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
-    if certificate.artifact is None or (certificate.release or {}).get("format") != FORMAT:
-        return [f"the certificate does not speak about a table (format {FORMAT!r})"]
     public = dict(certificate.release or {})
+    unit = {FORMAT: ONE_LABEL, FORMAT_USERS: ONE_USER}.get(str(public.get("format")))
+    if certificate.artifact is None or unit is None:
+        return [f"the certificate does not speak about a table (format {FORMAT!r})"]
     problems: list[str] = []
+    if certificate.unit != unit or (unit is ONE_USER) != ("users" in public):
+        problems.append(f"the certificate protects {certificate.unit.protects}, and its table {unit.protects}")
     if public.get("noise") != certificate.noise:
         problems.append("the certificate names two different sources of noise")
     problems += _epsilon_problems(certificate, public)
@@ -284,9 +317,10 @@ def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
 def _epsilon_problems(certificate: Certificate, public: dict[str, Any]) -> list[str]:
     """Every epsilon in it must be that of the one query that a privatized table is."""
     channel = public.get("mechanism")
-    stated = {public.get("epsilon"), channel.get("epsilon") if isinstance(channel, dict) else None, certificate.epsilon}
+    answered = channel.get("epsilon") if isinstance(channel, dict) else None
     queries = (Query(PureDP(certificate.epsilon)),)
-    if len(stated) > 1 or any(group.queries != queries for group in certificate.groups):
+    differs = public.get("epsilon") != certificate.epsilon or answered != _request(public).label_epsilon
+    if differs or any(group.queries != queries for group in certificate.groups):
         return ["the certificate does not give one epsilon throughout: claim, ledger, release and mechanism differ"]
     return []
 
@@ -296,6 +330,12 @@ def _content_problems(certificate: Certificate, public: dict[str, Any], artifact
         is_text = _format(artifact, "artifact") == "CSV"
         rows = csv.count_rows(artifact, str(public.get("delimiter"))) if is_text else parquet.count_rows(artifact)
         inside = public if is_text else parquet.read_public(artifact)
+        owners = _request(public).owners
+        if owners is not None:
+            ids = read_ids(artifact, owners.column, str(public.get("delimiter")) if is_text else None)
+            if Owners.of(owners.column, ids) != owners:
+                return [f"the column {owners.column!r} does not have the users that the certificate counts"]
+            rows = owners.users
     except TableError as error:
         return [f"the artifact cannot be read: {error}"]
     problems: list[str] = []
@@ -304,7 +344,7 @@ def _content_problems(certificate: Certificate, public: dict[str, Any], artifact
         problems.append(f"the certificate and the artifact state different parameters: {', '.join(odd)}")
     counted = sum(group.rows for group in certificate.groups)
     if counted != rows:
-        problems.append(f"the ledger counts {counted} rows and the artifact holds {rows}")
+        problems.append(f"the ledger counts {counted} {certificate.unit.counted} and the artifact holds {rows}")
     return problems
 
 

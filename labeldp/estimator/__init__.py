@@ -5,7 +5,7 @@ try:
     from labeldp.estimator.progress import Progress
     from labeldp.estimator.regressor import LabelDPRegressor
     from labeldp.estimator.select import Selection, select
-    from labeldp.estimator.spending import PublicClassesWarning, RepeatedFitWarning, UnpaidScoreWarning
+    from labeldp.estimator.spending import RepeatedFitWarning, UnpaidSearchError
 except ModuleNotFoundError as missing:
     if missing.name not in {"sklearn", "torch"}:
         raise
@@ -15,9 +15,8 @@ __all__ = [
     "LabelDPClassifier",
     "LabelDPRegressor",
     "Progress",
-    "PublicClassesWarning",
     "RepeatedFitWarning",
     "Selection",
-    "UnpaidScoreWarning",
+    "UnpaidSearchError",
     "select",
 ]

@@ -1,7 +1,8 @@
-"""What the classifier and the regressor share: reading features, paying, clones that keep the store, and parts."""
+"""Share between classifier and regressor what is the same: fitting, reading features, paying, clones, and parts."""
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from abc import ABC, abstractmethod
@@ -16,24 +17,25 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_n_features, check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from labeldp.budgets.address import shown_address
+from labeldp.budgets.calibrate import SMALLEST_DELTA, usual_delta
 from labeldp.choosing.choice import Choice
 from labeldp.core.certificate import Certificate
 from labeldp.core.ledger import Budget
 from labeldp.core.vault import LabelVault
 from labeldp.estimator import inputs as cols
 from labeldp.estimator import serialise, spending
-from labeldp.estimator.predictors import Predictor
+from labeldp.estimator.predictors import Predictor, predictor_of
 from labeldp.estimator.progress import Teller
 from labeldp.estimator.serialise import Arrays, Config
 from labeldp.features.extract import Extractor, FeatureMap, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.tables import Coded, Coder, Table, TableMap
+from labeldp.mechanisms.users import UserVault
 from labeldp.recipes.catalogue import AUTO, BY_KEY, Task, find
+from labeldp.recipes.job import Job, public_seed, run
 from labeldp.recipes.one_shot import MOST_CELLS
 
-# δ where none is given: a tenth of one over the rows, and never more than this.
-_LARGEST_DELTA = 1e-5
-_SMALLEST_DELTA = 1e-12
 # Rows of which features are found where there are many more, and rows that are read at a time.
 _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
@@ -41,7 +43,7 @@ _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
 
 class LabelDPEstimator(BaseEstimator, ABC):
-    """Fits to labels through a vault. Parameters as for `LabelDPClassifier`."""
+    """Fit to labels through a vault; the parameters are those of `LabelDPClassifier`."""
 
     epsilon: float
     delta: float | None
@@ -59,6 +61,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     choice_: Choice | None
     certificate_: Certificate
     n_features_in_: int
+    _task: Task
     _kind = ""
     _fewest_rows = 2
     _layout: cols.Layout | None
@@ -75,7 +78,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         return tags
 
     def __sklearn_clone__(self) -> Any:
-        """A copy as scikit-learn makes it; the store stays the same one, and the copy knows its family."""
+        """Return a copy as scikit-learn makes it; the store stays the same one, and the copy knows its family."""
         # Not copy.copy: that is a pickle in disguise, and an open store refuses to be pickled.
         bare = object.__new__(type(self))
         vars(bare).update(vars(self), store=None)
@@ -85,7 +88,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     @property
     def _family(self) -> str:
-        """A random name shared by an estimator and its clones: folds of one cross-validation are recognised by it."""
+        """Return a random name that an estimator and its clones share: their fits to parts are counted by it."""
         if not hasattr(self, "_family_name"):
             self._family_name = secrets.token_hex(8)
         return self._family_name
@@ -97,14 +100,59 @@ class LabelDPEstimator(BaseEstimator, ABC):
             raise TypeError("store is an open BudgetStore, which cannot be sent to another process; give its path")
         return {**state, "report": None}
 
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # noqa: N803 - scikit-learn's own name
+        return BaseEstimator.__repr__(self._without_password(), N_CHAR_MAX)
+
+    def _repr_html_inner(self) -> str:
+        return cast("Any", BaseEstimator)._repr_html_inner(self._without_password())
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        return cast("Any", BaseEstimator)._repr_mimebundle_(self._without_password(), **kwargs)
+
+    def _without_password(self) -> Any:
+        """Return what may be printed, logged and shown: the address of a store names no user and no password."""
+        shown = object.__new__(type(self))
+        vars(shown).update(vars(self))
+        if isinstance(self.store, str):
+            shown.store = shown_address(self.store)
+        return shown
+
+    # -- fitting ----------------------------------------------------------------------------------------------------
+
+    def _fit(self, inputs: Any, vault: LabelVault, paid: bool = False) -> Any:
+        """Fit to labels that are sealed; where the vault's own store is `paid`, no other is charged.
+
+        Until `run` all of it is public, and `run` checks what a recipe is given before it pays.
+        """
+        spending.begin_fit(vault)
+        epsilon, method = self._checked_epsilon(), self._checked_method()
+        # Public: of features, clusters, first weights and the order of rows; never of the noise.
+        tell, seed = Teller(self.report), int(check_random_state(self.random_state).randint(2**31 - 1))
+        many = self._coded(inputs, method, seed, tell)
+        read = self._read(inputs, reset=True) if many is None else many
+        rows = len(read[0]) if isinstance(read, tuple) else len(read)
+        vault, delta = self._limited(vault, rows, epsilon, paid)
+        seen, shown = self._fit_features(read, seed, tell) if many is None else (many, many)
+        self.choice_ = self._choice(vault, seen, epsilon, delta) if method == AUTO else None
+        self.method_ = method if self.choice_ is None else self._best_of(self.choice_, vault)
+        tell.say("choice", self.method_)
+        tell.watch(vault, delta)
+        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
+        recipe = BY_KEY[self.method_]
+        with public_seed(seed):
+            self._predictor = predictor_of(run(recipe, job, self._task), self.model is not None)
+        self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
+        tell.say("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
+        return self
+
     @abstractmethod
-    def _sealed(self, y: Any) -> LabelVault:
-        """Seal labels, before anything else is done with them; a vault passes unopened."""
+    def _choice(self, vault: LabelVault, seen: Tensor | Coded, epsilon: float, delta: float) -> Choice:
+        """Choose a recipe by public numbers."""
 
     # -- features ---------------------------------------------------------------------------------------------------
 
     def _read(self, inputs: Any, reset: bool) -> Any:
-        """Features as the extractor takes them: (numeric, categorical), or a tensor of images."""
+        """Return features as the extractor takes them: (numeric, categorical), or a tensor of images."""
         if isinstance(inputs, Tensor):
             inputs = inputs.detach().cpu().numpy()
         if cols.is_frame(inputs):
@@ -122,7 +170,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         return layout.split(cols.like(layout, read))
 
     def _named(self, frame: Any, reset: bool) -> Any:
-        """The frame with its columns as they were; `feature_names_in_` and `n_features_in_` at a fit."""
+        """Return the frame with its columns as they were; at a fit, set `feature_names_in_` and `n_features_in_`."""
         names = cols.names_of(frame)
         if len(set(names)) < len(names):
             twice = sorted({str(name) for name in names if names.count(name) > 1})
@@ -143,7 +191,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         return frame if names == known else frame[known] if not hasattr(frame, "select") else frame.select(known)
 
     def _images(self, images: npt.NDArray[Any], reset: bool) -> Tensor:
-        """(n, C, H, W); grey images may come as (n, H, W)."""
+        """Return images as (n, C, H, W); grey ones may come as (n, H, W)."""
         shaped = images[:, None] if images.ndim == 3 else images
         if shaped.ndim != 4 or images.dtype.kind not in "buif":
             raise ValueError(f"X has shape {images.shape} and type {images.dtype}; images are (n, C, H, W), numbers")
@@ -161,7 +209,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         return Patches(seed=seed) if isinstance(inputs, Tensor) else Table(**_TABLE, seed=seed)
 
     def _encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """What heads see, and what networks see."""
+        """Return what heads see, and what networks see."""
         seen = self._map.features(inputs)
         return seen, inputs.to(seen.device) if isinstance(inputs, Tensor) else seen
 
@@ -170,7 +218,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         return "images" if self._layout is None else "table"
 
     def _width(self, seen: Tensor | Coded) -> int:
-        """Directions that the features offer. Bins and steps of a number say much the same, and count as one."""
+        """Return how many directions the features offer; bins and steps of a number say the same, and count as one."""
         if not isinstance(self._map, TableMap):
             return seen.shape[1]
         again = sum(len(edges) + 1 for edges in self._map.edges) + sum(map(len, self._map.steps))
@@ -183,12 +231,16 @@ class LabelDPEstimator(BaseEstimator, ABC):
         tell.say("features", f"{len(seen):,} rows, {seen.shape[1]} public features")
         return seen, shown
 
-    def _coded(self, inputs: Any, seed: int, tell: Teller) -> Coded | None:
-        """A table whose features would take more than a gibibyte, as numbers and cells; None for any other.
+    def _coded(self, inputs: Any, method: str, seed: int, tell: Teller) -> Coded | None:
+        """Return a table whose features would take more than a gibibyte as numbers and cells; None for any other.
 
-        What features there are is then found on some of the rows, and all are read in parts.
+        What features there are is then found on some of the rows, and all are read in parts. The method has to be able
+        to do with that.
         """
-        if self.features is not None or not cols.comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
+        able = self._task == "classes" and (method == AUTO or BY_KEY[method].coded) and self.model is None
+        if not able or self.features is not None:
+            return None
+        if not cols.comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
             return None
         rows = len(inputs)
         some = self._read(cols.some_rows(inputs, sample_rows(rows, _FEW_ROWS, seed).numpy()), reset=True)
@@ -202,17 +254,15 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     # -- paying -----------------------------------------------------------------------------------------------------
 
-    def _seed(self) -> int:
-        """A public seed, from random_state."""
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
-
-    def _checked_method(self, task: Task) -> str:
+    def _checked_method(self) -> str:
         """Return the method as the catalogue spells it, or raise ValueError where it is unknown or does not fit."""
+        if self.settings is not None and not isinstance(self.settings, dict):
+            raise ValueError(f"settings={self.settings!r} is not a dictionary; give one, say {{'epochs': 20}}")
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise ValueError(f"model is a {type(self.model).__name__}; give a torch.nn.Module, or None")
         if self.method == AUTO:
             return AUTO
-        recipe = find(self.method, task)
+        recipe = find(self.method, self._task)
         if self.model is not None and not recipe.network:
             raise ValueError(
                 f"method={self.method!r} trains no network, but model is given; leave it out, or choose {AUTO!r}, "
@@ -220,14 +270,15 @@ class LabelDPEstimator(BaseEstimator, ABC):
             )
         return recipe.key
 
-    def _best_of(self, choice: Choice) -> str:
-        """Return the winner of the ranking; with a network of the user's, the best recipe that trains one."""
-        free = [one.recipe for one in choice.ranking if not one.obstacle]
-        fitting = [key for key in free if self.model is None or BY_KEY[key].network]
-        if not fitting:
-            obstacles = "; ".join(f"{one.recipe}: {one.obstacle}" for one in choice.ranking)
-            raise ValueError(f"no recipe can be used here: {obstacles}")
-        return fitting[0]
+    def _best_of(self, choice: Choice, vault: LabelVault) -> str:
+        """Return the best recipe of the ranking that trains the user's network, if there is one, and protects users."""
+        for one in choice.ranking:
+            recipe = BY_KEY[one.recipe]
+            fits = (self.model is None or recipe.network) and (recipe.users or not isinstance(vault, UserVault))
+            if fits and not one.obstacle:
+                return recipe.key
+        obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
+        raise ValueError(f"no recipe can be used here: {obstacles}")
 
     def _checked_epsilon(self) -> float:
         epsilon = self.epsilon
@@ -236,15 +287,15 @@ class LabelDPEstimator(BaseEstimator, ABC):
         return float(epsilon)
 
     def _checked_delta(self, rows: int, most: float | None) -> float:
-        """As given; else a tenth of one over the rows, at most 1e-5 and at most what a store allows."""
+        """Return δ as given, else a tenth of one over the rows, at most 1e-5 and at most what a store allows."""
         if self.delta is None:
-            usual = max(_SMALLEST_DELTA, min(_LARGEST_DELTA, 0.1 / max(rows, 1)))
-            return usual if most is None or most >= usual else (most if most >= _SMALLEST_DELTA else 0.0)
+            usual = usual_delta(rows)
+            return usual if most is None or most >= usual else (most if most >= SMALLEST_DELTA else 0.0)
         delta = self.delta
         if isinstance(delta, bool) or not isinstance(delta, (int, float, np.number)):
             raise ValueError(f"delta={delta!r} is not a number; give 0, say 1e-5, or None for one that suits the rows")
-        if delta != 0 and not _SMALLEST_DELTA <= delta < 1:
-            raise ValueError(f"delta={delta} must be 0, or from {_SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
+        if delta != 0 and not SMALLEST_DELTA <= delta < 1:
+            raise ValueError(f"delta={delta} must be 0, or from {SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
         return float(delta)
 
     def _limited(self, vault: Any, rows: int, epsilon: float, paid: bool = False) -> tuple[Any, float]:
@@ -254,19 +305,17 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if rows < self._fewest_rows:
             raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
         account = None if paid else spending.account(self.store, self.dataset, vault, self.note)
-        if account is None and not paid:
-            spending.note_fit(vault, self._family)
         delta = self._checked_delta(rows, None if account is None else account.budget.delta)
-        return vault.part(budget=Budget(epsilon, delta), store=account), delta
-
-    def _certify(self, vault: LabelVault, pure: bool, delta: float, tell: Teller) -> None:
-        self.certificate_ = vault.certificate(0.0 if pure else delta)
-        tell.say("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
+        store = account if paid or account is not None else spending.CountedFit(vault, self._family)
+        # What the vault itself would refuse is refused by the part, which recipes ask before they begin.
+        most = vault.budget or Budget(epsilon, delta)
+        budget = Budget(min(epsilon, most.epsilon), min(delta, most.delta))
+        return vault.part(budget=budget, store=store), delta
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def to_parts(self) -> tuple[Config, Arrays]:
-        """The fitted estimator as plain settings, for TOML or JSON, and named arrays, for safetensors. No pickle.
+        """Return the fitted estimator as plain settings, for TOML or JSON, and arrays, for safetensors; no pickle.
 
         The certificate is not among them: write it beside them with `certificate_.write`.
         """
@@ -285,7 +334,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         cls, config: Config, arrays: Arrays, *, model: nn.Module | None = None, certificate: Certificate | None = None,
         device: Any = None,
     ) -> Any:  # fmt: skip
-        """The estimator that `to_parts` took apart, ready to predict.
+        """Return the estimator that `to_parts` took apart, ready to predict.
 
         Args:
             model: a network like the one that was given to the estimator, if one was; its weights are replaced.
@@ -312,12 +361,12 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     @abstractmethod
     def _own_parts(self) -> Config:
-        """What only this kind of estimator keeps."""
+        """Return what only this kind of estimator keeps."""
 
     @classmethod
     @abstractmethod
     def _parameters_from(cls, config: Config) -> dict[str, Any]:
-        """The arguments to make an estimator of this kind again."""
+        """Return the arguments to make an estimator of this kind again."""
 
     def _restore(self, config: Config) -> None:
         """Set what only this kind of estimator has."""

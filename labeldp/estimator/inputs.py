@@ -1,4 +1,4 @@
-"""Public features, however they are held, to the two arrays that `labeldp.features.tables.Table` takes.
+"""Bring public features, however they are held, to the two arrays that `labeldp.features.tables.Table` takes.
 
 NumPy arrays, lists, pandas, polars and Arrow tables, torch tensors. A column is numeric or categorical once and for
 all, as it was when the model was fitted; numbers that are missing stay missing, and so do categories.
@@ -32,7 +32,7 @@ class Layout:
     numeric: tuple[bool, ...]
 
     def split(self, columns: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
-        """(n, a) numbers and (n, b) categories."""
+        """Return numbers, (n, a), and categories, (n, b)."""
         rows = len(columns[0]) if columns else 0
         numbers = [column for column, number in zip(columns, self.numeric, strict=True) if number]
         texts = [column for column, number in zip(columns, self.numeric, strict=True) if not number]
@@ -43,19 +43,19 @@ class Layout:
 
 
 def is_frame(inputs: object) -> bool:
-    """Whether it is a table with named columns: pandas, polars or Arrow; none of them is imported to find out."""
+    """Return whether it is a table with named columns: pandas, polars or Arrow; none is imported to find out."""
     module = type(inputs).__module__.split(".")[0]
     return module in {"pandas", "polars", "pyarrow"} and hasattr(inputs, "columns") and not hasattr(inputs, "name")
 
 
 def names_of(inputs: Any) -> list[Any]:
-    """The names of a frame's columns."""
+    """Return the names of a frame's columns."""
     # An Arrow table's `columns` are the data.
     return list(inputs.column_names if hasattr(inputs, "column_names") else inputs.columns)
 
 
 def comes_in_parts(inputs: Any) -> bool:
-    """Whether some of its rows are read as all of them would be: types are the columns', not found in their values."""
+    """Return whether some rows are read as all would be: types are the columns', not found in their values."""
     if isinstance(inputs, np.ndarray):
         return inputs.ndim == 2 and inputs.dtype.kind in "biuf"
     # A pandas column of objects may hold anything.
@@ -63,12 +63,12 @@ def comes_in_parts(inputs: Any) -> bool:
 
 
 def some_rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
-    """These rows of a table or array."""
+    """Return these rows of a table or array."""
     return inputs.take(rows) if is_frame(inputs) and hasattr(inputs, "take") else inputs[rows]
 
 
 def parts_of(inputs: Any, at_once: int) -> Iterator[Any]:
-    """All rows, so many at a time; not copied."""
+    """Yield all rows, so many at a time; none is copied."""
     for start in range(0, len(inputs), at_once):
         if hasattr(inputs, "slice"):
             yield inputs.slice(start, at_once)
@@ -77,12 +77,12 @@ def parts_of(inputs: Any, at_once: int) -> Iterator[Any]:
 
 
 def read_frame(inputs: Any) -> list[npt.NDArray[Any]]:
-    """One array per column: float64 for numbers, text for categories."""
+    """Return one array per column: float64 for numbers, text for categories."""
     return [_from_arrow(str(name), _arrow(inputs, name)) for name in names_of(inputs)]
 
 
 def read_array(inputs: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """One array per column of a plain array (n, p). A column of objects is numeric where all of it is."""
+    """Return one array per column of a plain array (n, p); a column of objects is numeric where all of it is."""
     if inputs.dtype.kind in "biuf":
         _refuse_infinite(inputs)
         return list(inputs.astype(np.float64).T)
@@ -90,12 +90,12 @@ def read_array(inputs: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
 
 
 def layout_of(columns: list[npt.NDArray[Any]]) -> Layout:
-    """What these columns are."""
+    """Return which of these columns are numbers."""
     return Layout(tuple(_is_numeric(column) for column in columns))
 
 
 def like(layout: Layout, columns: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-    """The columns as the layout has them; ColumnError where text stands in place of numbers."""
+    """Return the columns as the layout has them; ColumnError where text stands in place of numbers."""
     both = zip(columns, layout.numeric, strict=True)
     return [
         column if numeric == _is_numeric(column) else _turned(n, column) for n, (column, numeric) in enumerate(both)
@@ -107,9 +107,10 @@ def _is_numeric(column: npt.NDArray[Any]) -> bool:
 
 
 def _turned(number: int, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Numbers become text: a column of postcodes may happen to be all digits. Text becomes numbers only if missing."""
+    """Turn numbers into text (postcodes may happen to be all digits), and text into numbers only if all is missing."""
     if _is_numeric(column):
-        return np.array([MISSING if np.isnan(value) else _text(value) for value in column])
+        texts = (str(int(value)) if value == np.floor(value) else str(value) for value in column.tolist())
+        return np.array([MISSING if text == "nan" else text for text in texts])
     # All missing: a frame cannot tell what it would have been.
     if (column == MISSING).all():
         return np.full(len(column), np.nan)
@@ -161,7 +162,7 @@ def _from_arrow(name: str, column: Any) -> npt.NDArray[Any]:
 
 
 def _days(name: str, column: Any) -> npt.NDArray[np.float64]:
-    """Dates and durations as days; times of day too."""
+    """Return dates, durations and times of day as days."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -189,10 +190,6 @@ def _from_objects(number: int, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         odd = next(type(value).__name__ for value in plain if not isinstance(value, str))
         raise ColumnError(f"X: column {number} mixes text with {odd}; an argument must be a string or a number")
     return np.array([MISSING if is_missing(value) else value for value in column], dtype=str)
-
-
-def _text(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
 
 
 def _refuse_infinite(numbers: npt.NDArray[Any], name: object = None) -> None:

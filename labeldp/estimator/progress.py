@@ -1,4 +1,4 @@
-"""What an estimator reports while it fits: one kind of message for all recipes, and what is left of them as curves."""
+"""Report while an estimator fits: one kind of message for all recipes, of which curves are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Paying(Protocol):
 
 
 class Teller:
-    """Passes the messages of recipes and of the training loop on, with ε as the vault's ledger has it."""
+    """Pass the messages of recipes and of the training loop on, with ε as the vault's ledger has it."""
 
     def __init__(self, report: Report | None) -> None:
         self._report, self._begun = report, time.perf_counter()
@@ -62,7 +62,7 @@ class Teller:
 
 
 class Recorder:
-    """Keeps what becomes a learning curve, and passes every message on.
+    """Keep what becomes a learning curve, and pass every message on.
 
     A training loop sees public rows and what a vault released, never a true label. Its loss, on these private targets,
     is a function of both, and so are curves of it: they cost nothing beyond what the certificate counts. (A loss on
@@ -90,7 +90,7 @@ class Recorder:
             self._report(progress)
 
     def curves(self) -> list[dict[str, Any]]:
-        """{"name", "x_name", "x", "y"} of each curve that has two points or more, as `metrics.json` keeps them.
+        """Return {"name", "x_name", "x", "y"} of each curve that has two points or more, as `metrics.json` keeps them.
 
         >>> recorder = Recorder()
         >>> for epoch, loss in ((1, 0.7), (2, 0.5)):

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
 from torch import Tensor, nn
 
-from labeldp.choosing.choice import Choice
-from labeldp.choosing.predict import Ranked
+from labeldp.choosing.choice import Choice, choose
+from labeldp.core.vault import LabelVault
 from labeldp.data.door import open_labels, seal_numbers
 from labeldp.estimator import spending
 from labeldp.estimator.base import LabelDPEstimator
-from labeldp.estimator.predictors import predictor_of
-from labeldp.estimator.progress import Report, Teller
+from labeldp.estimator.progress import Report
 from labeldp.features.extract import Extractor
+from labeldp.features.tables import Coded
 from labeldp.mechanisms.values import ValueVault
-from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES
-from labeldp.recipes.job import Job, public_seed, run
-from labeldp.recipes.worth import Case, moment_distance, moment_labels, response_labels
-from labeldp.results.words import at_most, odds_in_words
+from labeldp.recipes.catalogue import AUTO, BY_KEY
 
 
 class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
-    """A regressor whose labels are (ε, δ)-private numbers; features are public.
+    """Learn numbers from labels that are (ε, δ)-private and public features.
 
     Args:
         epsilon, delta: as for `LabelDPClassifier`.
@@ -80,24 +77,10 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
     def fit(self, X: Any, y: Any) -> LabelDPRegressor:  # noqa: N803
         """Spend at most (ε, δ) on these numbers, or a vault of them by `seal_numbers`; X as for `LabelDPClassifier`."""
         vault = self._sealed(y)
-        epsilon, method = self._checked_epsilon(), self._checked_method("numbers")
-        tell, seed = Teller(self.report), self._seed()
-        read = self._read(X, reset=True)
-        rows = len(read) if isinstance(read, Tensor) else len(read[0])
-        vault, delta = self._limited(vault, rows, epsilon)
-        seen, shown = self._fit_features(read, seed, tell)
-        self.choice_ = _choice(rows, self._width(seen), epsilon, delta) if method == AUTO else None
-        self.method_ = method if self.choice_ is None else self._best_of(self.choice_)
-        tell.say("choice", self.method_)
-        tell.watch(vault, delta)
-        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
-        with public_seed(seed):
-            self._predictor = predictor_of(run(BY_KEY[self.method_], job, "numbers"), self.model is not None)
-        self._certify(vault, BY_KEY[self.method_].pure, delta, tell)
-        return self
+        return self._fit(X, vault)
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """The expected number of each row, (n,), within the bounds."""
+        """Return the expected number of each row, (n,), within the bounds."""
         self._check_fitted()
         seen, shown = self._encode(self._read(X, reset=False))
         head = not BY_KEY[self.method_].network
@@ -107,11 +90,11 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         return (low + (high - low) * share.clamp(0, 1)).cpu().numpy()
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """R² against these numbers. Not private: for labels that are open."""
-        self._check_fitted()
+        """Return R² against numbers that are declared public: `OpenLabels`."""
+        predicted = self.predict(X)
         opened = open_labels(y, type(self).__name__)
-        spending.note_score(seal_numbers(opened.values, self.bounds))
-        return float(super().score(X, opened.values, sample_weight))
+        spending.refuse_fitted(seal_numbers(opened, self.bounds))
+        return float(r2_score(opened, predicted, sample_weight=sample_weight))
 
     def _sealed(self, y: Any) -> ValueVault:
         # A fit that is refused leaves nothing that predicts.
@@ -120,6 +103,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
+    _task = "numbers"
     _kind = "regressor"
     _fewest_rows = 3
 
@@ -130,23 +114,5 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
     def _parameters_from(cls, config: dict[str, Any]) -> dict[str, Any]:
         return {"epsilon": config["epsilon"], "method": config["method"], "bounds": tuple(config["bounds"])}
 
-
-def _choice(rows: int, width: int, epsilon: float, delta: float) -> Choice:
-    """Return the recipe whose query is worth more, as if the numbers were two classes: low and high."""
-    case = Case(rows, 2, width, "table", delta)
-    moment = moment_labels(rows, 2, moment_distance(case, epsilon), case.width)
-    responses = response_labels(rows, 2, epsilon)
-    known = [recipe for recipe in RECIPES if recipe.numbers]
-    ranking = [Ranked(recipe.key, responses if recipe.pure else moment) for recipe in known]
-    ranking.sort(key=lambda one: -one.clean_labels)
-    best = BY_KEY[ranking[0].recipe]
-    paid = 0.0 if best.pure else delta
-    reason = (
-        f"One noisy sum over all {rows:,} numbers is worth about {moment:,.0f} clean labels and one private response "
-        f"per row about {responses:,.0f}, so {best.key} is taken; this rests on formulas alone."
-    )
-    price = f"ε = {at_most(epsilon)}, δ = {at_most(paid, 3)}, for the replacement of one number. "
-    return Choice(
-        best.key, best.call("numbers"), reason, tuple(ranking), {"epsilon": epsilon, "delta": paid},
-        price + odds_in_words(epsilon, paid),
-    )  # fmt: skip
+    def _choice(self, vault: LabelVault, seen: Tensor | Coded, epsilon: float, delta: float) -> Choice:
+        return choose(len(vault), None, epsilon, delta, feature_dim=self._width(seen), modality="table")

@@ -1,4 +1,4 @@
-"""A choice between candidates that is paid for: what a grid search does for nothing, and so without privacy.
+"""Choose between candidates and pay for it: what a grid search does for nothing, and so without privacy.
 
     1. split the rows by a public seed into a part to fit on and a part held out
     2. fit every candidate to the first part, each at its own (ε_c, δ_c)
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from sklearn.base import clone
 from sklearn.utils import _safe_indexing, check_random_state
 
 from labeldp.core.certificate import Certificate
-from labeldp.core.vault import LabelVault
+from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.data.door import seal_classes
 from labeldp.estimator import spending
 from labeldp.estimator.classifier import LabelDPClassifier
@@ -80,32 +81,33 @@ def select(
     >>> found.index, found.certificate.epsilon <= 1.0
     (1, True)
     """
-    known, vault = seal_classes(y, declared := _declared(candidates, classes), "select")
+    known, vault = seal_classes(y, _declared(candidates, classes), "select")
     checked_epsilon(epsilon)
     if not 0 < held_out < 1:
         raise ValueError(f"held_out={held_out} is not a share of the rows; give a number between 0 and 1")
-    if declared is None and not isinstance(y, LabelVault):
-        spending.note_classes()
     account = spending.account(store, dataset, vault, note)
-    if account is None:
-        spending.note_fit(vault, "selection")
-    whole = vault.part(store=account)
-    fitted_on, held = _split(len(whole), held_out, random_state)
-    fitted = []
-    for candidate in candidates:
-        twin: Any = cast("Any", clone(candidate)).set_params(classes=list(known), store=None, dataset=None)
-        twin.classes_ = known
-        fitted.append(twin._fit(_rows(X, fitted_on), whole.part(fitted_on), paid=True))
+    whole = vault.part(store=account or spending.CountedFit(vault, "selection"))
+    order = check_random_state(random_state).permutation(len(whole))
+    chosen = max(1, math.floor(len(whole) * held_out))
+    fitted_on, held = np.sort(order[chosen:]), np.sort(order[:chosen])
+    twins = [_twin(candidate, known) for candidate in candidates]
+    # A mistake in the second candidate must not cost what the first one spends: all but the first, which is checked by
+    # its own fit, are brought to where they would pay, with a budget that refuses.
+    for twin in twins[1:]:
+        with suppress(BudgetExceededError):
+            _twin(twin, known, report=None)._fit(_rows(X, fitted_on), vault.part(fitted_on, Budget(0.0)), paid=True)
+    fitted = [twin._fit(_rows(X, fitted_on), whole.part(fitted_on), paid=True) for twin in twins]
     guesses = np.stack([one.predict_proba(_rows(X, held)).argmax(axis=1) for one in fitted])
     winner = whole.release(BestCandidate(guesses, len(known), epsilon), rows=held)
     spent = sum(one.certificate_.delta for one in fitted) if delta is None else delta
     return Selection(fitted[winner], winner, whole.certificate(spent), tuple(fitted))
 
 
-def _split(rows: int, held_out: float, random_state: Any) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    order = check_random_state(random_state).permutation(rows)
-    held = max(1, math.floor(rows * held_out))
-    return np.sort(order[held:]), np.sort(order[:held])
+def _twin(candidate: LabelDPClassifier, known: npt.NDArray[Any], **settings: Any) -> Any:
+    """Return an unfitted copy that has these classes, and pays to nobody else."""
+    twin = cast("Any", clone(candidate)).set_params(classes=list(known), store=None, dataset=None, **settings)
+    twin.classes_ = known
+    return twin
 
 
 def _rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
@@ -118,7 +120,7 @@ def _rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
 
 
 def _declared(candidates: Sequence[LabelDPClassifier], classes: Any) -> Any:
-    """The list of classes, as given or as the first candidate has it."""
+    """Return the list of classes, as given or as the first candidate has it."""
     if not candidates or not all(isinstance(one, LabelDPClassifier) for one in candidates):
         raise ValueError("candidates must be a list of LabelDPClassifier, at least one")
     return candidates[0].classes if classes is None else classes

@@ -1,4 +1,4 @@
-"""A fitted estimator as plain settings and arrays, and back: no pickle, nothing that was not public or paid for.
+"""Take a fitted estimator apart into plain settings and arrays, and back: no pickle, nothing that was not paid for.
 
 Settings are dictionaries, lists, text, numbers and truth values, so that they fit TOML and JSON; arrays have names, so
 that they fit safetensors.
@@ -31,7 +31,7 @@ class PartsError(ValueError):
 
 
 def plain(value: Any) -> Any:
-    """NumPy scalars and arrays as Python's own values."""
+    """Return NumPy scalars and arrays as Python's own values."""
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
 
 
 def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
-    """Settings and arrays of a table's, a patch dictionary's or a plain map."""
+    """Return settings and arrays of a table's, a patch dictionary's or a plain map."""
     match found:
         case TableMap():
             config, arrays = _table_parts(found)
@@ -58,7 +58,7 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
 
 
 def map_from_parts(config: Config, arrays: Arrays, device: torch.device) -> FeatureMap:
-    """The map again, on this device."""
+    """Return the map again, on this device."""
     scaling = _scaling(arrays, device) if config["scaled"] else None
     match config["kind"]:
         case "table":
@@ -114,7 +114,7 @@ def _scaling(arrays: Arrays, device: torch.device) -> Scaling:
 
 
 def predictor_parts(found: Predictor) -> tuple[Config, Arrays]:
-    """Settings and arrays of a head or of a network's weights."""
+    """Return settings and arrays of a head or of a network's weights."""
     if isinstance(found, HeadPredictor):
         return _head_parts(found)
     if isinstance(found, StudentPredictor):
@@ -142,7 +142,7 @@ def _head(config: Config, arrays: Arrays, device: torch.device) -> HeadPredictor
 
 
 def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None, device: torch.device) -> Predictor:
-    """The predictor again; a network of the user's needs one of the same kind, whose weights are replaced."""
+    """Return the predictor again; a network of the user's needs one of the same kind, whose weights are replaced."""
     if config["kind"] == "head":
         return _head(config, arrays, device)
     if config["kind"] == "head and student":

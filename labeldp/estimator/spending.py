@@ -1,17 +1,19 @@
-"""Who pays for a fit: a vault with the estimator's own budget, a budget store where one is given, and warnings where
-none is, so that `clone`, `cross_val_score` and `GridSearchCV` cannot spend in silence.
+"""Let a fit be paid for: by the estimator's own budget, by a budget store, or with a warning where there is none.
 
-A process remembers the labels it has fitted to by a hash under a key that dies with it, never the labels.
+What nobody can pay for is refused: a search that compares candidates with the true labels, and a score on the labels of
+the fit. A process remembers the labels it has fitted to by a hash under a key that dies with it, never the labels.
 """
 
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labeldp.core.ledger import Ledger
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.values import ValueVault
 
@@ -20,89 +22,118 @@ if TYPE_CHECKING:
 
 
 _KEY = secrets.token_bytes(32)
+# Parts of scikit-learn that fit an estimator and do nothing else with the labels (`utils` runs its checks).
+_ONLY_FIT = ("base", "pipeline", "utils")
 
 
 class RepeatedFitWarning(UserWarning):
     """Labels were fitted to more than once in this process, and no budget store keeps count."""
 
 
-class PublicClassesWarning(UserWarning):
-    """The list of classes was read off the labels."""
-
-
-class UnpaidScoreWarning(UserWarning):
-    """A score was computed from labels that are being protected."""
+class UnpaidSearchError(RuntimeError):
+    """A search, or another estimator around this one, would use true labels that no certificate covers."""
 
 
 class _Memory:
-    """What this process has done, and which warnings it has given."""
+    """Remember the fits of this process, and whether it was warned of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._fits: dict[str, int] = {}
-        self._told: set[type[Warning]] = set()
-
-    def count(self, *names: str) -> int:
-        """The most fits that one of these names has had, this one included."""
-        with self._lock:
-            for name in names:
-                self._fits[name] = self._fits.get(name, 0) + 1
-            return max(self._fits[name] for name in names)
-
-    def knows(self, name: str) -> bool:
-        with self._lock:
-            return name in self._fits
-
-    def warn(self, category: type[Warning], text: str) -> None:
-        """Once per process, whatever the warning filters say."""
-        with self._lock:
-            if category in self._told:
-                return
-            self._told.add(category)
-        warnings.warn(text, category, stacklevel=4)
+        self.forget()
 
     def forget(self) -> None:
-        """For tests."""
+        """Begin as if nothing had been fitted; for tests."""
         with self._lock:
-            self._fits.clear()
-            self._told.clear()
+            self._labels: set[str] = set()
+            self._paid: dict[str, int] = {}
+            self._warned = False
+
+    def remember(self, labels: str) -> None:
+        """Keep the name of labels that are about to be fitted to."""
+        with self._lock:
+            self._labels.add(labels)
+
+    def knows(self, labels: str) -> bool:
+        with self._lock:
+            return labels in self._labels
+
+    def repeats(self, *names: str) -> bool:
+        """Count a fit that spends under each name; return whether one has had another, for the first time of all."""
+        with self._lock:
+            for name in names:
+                self._paid[name] = self._paid.get(name, 0) + 1
+            news = not self._warned and max(self._paid[name] for name in names) > 1
+            self._warned |= news
+            return news
 
 
 MEMORY = _Memory()
 
 
-def note_fit(vault: LabelVault, family: str) -> None:
-    """Count a fit that no store is charged for; warn at the second of the same labels or of the same clones.
+class CountedFit:
+    """Stand in for a budget store: count a fit when it first spends, and warn if it is not the first.
 
-    A vault with a budget of its own keeps count itself, and refuses.
+    A fit that is refused is not counted. A vault with a budget of its own keeps count itself, and refuses.
     """
-    if MEMORY.count(f"labels {vault.fingerprint(_KEY)}", f"family {family}") > 1 and vault.budget is None:
-        MEMORY.warn(
-            RepeatedFitWarning,
-            "these labels, or parts of them, were fitted to more than once in this process (a clone, a fold of "
-            "cross_val_score, a grid): each fit spends its epsilon again, the certificate of a model covers its own "
-            "fit only, and scores on true labels are paid for by nobody. Give store= to keep count and to be refused "
-            "past the budget, and choose between candidates with labeldp.estimator.select",
+
+    def __init__(self, vault: LabelVault, family: str) -> None:
+        self._vault, self._family, self._begun = vault, family, False
+
+    def __call__(self, ledger: Ledger) -> None:
+        """Take note of a query that is about to be drawn."""
+        if self._begun or self._vault.budget is not None:
+            return
+        self._begun = True
+        if MEMORY.repeats(f"labels {self._vault.fingerprint(_KEY)}", f"family {self._family}"):
+            outside = [level for level, name in enumerate(_callers(), start=1) if not name.startswith("labeldp.")]
+            warnings.warn(
+                "these labels, or parts of them, were fitted to more than once in this process (a clone, a loop over "
+                "settings): each fit spends its epsilon again, and the certificate of a model covers its own fit only. "
+                "Give store= to keep count and to be refused past the budget, and choose between candidates with "
+                "labeldp.estimator.select",
+                RepeatedFitWarning,
+                # The first line outside of this package is the one to look at.
+                stacklevel=min(outside, default=1),
+            )
+
+
+def begin_fit(vault: LabelVault) -> None:
+    """Refuse a fit that a search of scikit-learn asks for, else remember the labels; nothing is spent here.
+
+    `GridSearchCV`, `cross_val_score` and their kin fit to some rows and compare predictions of the others with the true
+    labels, whichever way they score; calibration, stacking and feature selection use the labels likewise, and bagging
+    repeats rows, whose labels would then pay once for several queries. All of them call `fit` from a module of
+    scikit-learn, also in the processes of `n_jobs`. No argument tells: the labels come as a plain array, the estimator
+    is a clone like any other, and a scorer needs `predict` only. So it is the callers that are looked at.
+    """
+    MEMORY.remember(vault.fingerprint(_KEY))
+    for caller in _callers():
+        home, _, module = caller.partition(".")
+        if home == "sklearn" and not module.startswith(_ONLY_FIT):
+            raise UnpaidSearchError(
+                f"sklearn.{module} fits this estimator and uses the true labels beside it: what it chooses or reports "
+                "would be covered by no certificate. Nothing was spent. Choose between candidates with "
+                "labeldp.estimator.select, which pays for the choice, and measure a model on labels that are public: "
+                "score(X, OpenLabels(y))"
+            )
+
+
+def _callers() -> list[str]:
+    """Return the modules that the running function was called through, beginning with its own."""
+    found, frame = [], sys._getframe(1)
+    while frame is not None:
+        found.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    return found
+
+
+def refuse_fitted(vault: LabelVault) -> None:
+    """Refuse to measure with labels that some estimator of this process has fitted to."""
+    if MEMORY.knows(vault.fingerprint(_KEY)):
+        raise ValueError(
+            "y are the labels that were fitted to, which are not open: a score on them is not private. Score on other "
+            "rows, whose labels are public, or choose between candidates with labeldp.estimator.select"
         )
-
-
-def note_score(vault: LabelVault) -> None:
-    """Warn where a score is about to be computed from labels that some estimator here has fitted to."""
-    if MEMORY.knows(f"labels {vault.fingerprint(_KEY)}"):
-        MEMORY.warn(
-            UnpaidScoreWarning,
-            "score compares with the true labels the model was fitted to: that number is not private. Score on labels "
-            "that are open, or choose between candidates with labeldp.estimator.select",
-        )
-
-
-def note_classes() -> None:
-    """Warn that the list of classes came from the labels."""
-    MEMORY.warn(
-        PublicClassesWarning,
-        "classes was not given, so the list of classes was read off the labels and is taken to be public: a class that "
-        "a single row has would show. Declare it, say classes=['no', 'yes']",
-    )
 
 
 def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None) -> Account | None:
@@ -114,27 +145,25 @@ def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None
     """
     if store is None:
         return None
+    from labeldp.budgets.address import shown_address
     from labeldp.budgets.store import UnknownDataSetError
 
     opened = open_store(store)
     try:
-        found = opened.account(vault, vault.num_classes, users=getattr(vault, "users", None), note=note)
+        return opened.account(vault, dataset=dataset, note=note)
     except UnknownDataSetError:
         if dataset is None:
             ranged = " --range" if isinstance(vault, ValueVault) else ""
             raise UnknownDataSetError(
-                f"these labels have no budget in {store!r}; give them one with: labeldp budget create{ranged} (or "
-                "BudgetStore.create, with a vault of them), and where they are a part of a data set, a fold for "
-                "example, name it with dataset="
+                f"these labels have no budget in {shown_address(store)!r}; give them one with: labeldp budget "
+                f"create{ranged} (or BudgetStore.create, with a vault of them), and where they are a part of a data "
+                "set, a fold for example, name it with dataset="
             ) from None
         return opened.part_of(dataset, note=note)
-    if dataset is not None and found.dataset.name != dataset:
-        raise ValueError(f"dataset={dataset!r}, but the store knows these labels as {found.dataset.name!r}")
-    return found
 
 
 def open_store(store: Any) -> BudgetStore:
-    """A store that exists already."""
+    """Open a store that exists already."""
     from labeldp.budgets.store import BudgetStore
 
     if isinstance(store, BudgetStore):

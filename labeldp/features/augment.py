@@ -1,9 +1,10 @@
 """Change batches of images at random, on the device and for the whole batch at once.
 
 An augmentation maps images (n, C, H, W) and a generator to images of the same shape. All randomness comes from
-the generator, so training is repeatable; nothing is copied to the host. Crops and flips take any numbers; all that
-changes colours is for floats in [0, 1]: scale them to zero mean after the last change (`normalise`), or wrap a view for
-networks that want scaled images (`scaled`).
+the generator, so training is repeatable; nothing is copied to the host but, in strong views, how many images there are
+of each kind of change: make views of many images at once. Crops and flips take any numbers; all that changes colours is
+for floats in [0, 1]: scale them to zero mean after the last change (`normalise`), or wrap a view for networks that want
+scaled images (`scaled`).
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ def _uniform(low: float, high: float, n: int, generator: Generator) -> Tensor:
     return low + (high - low) * torch.rand(n, device=generator.device, generator=generator)
 
 
-# -- fifteen kinds of change, each image its own kind and amount; nothing random, nothing read back --------------------
+# -- fifteen kinds of change, each image its own kind and amount; nothing random ---------------------------------------
 
 KINDS = (
     "nothing", "brightness", "contrast", "colour", "sharpness", "posterise", "solarise", "autocontrast", "equalise",
@@ -310,15 +311,14 @@ def changed(images: Tensor, kinds: Tensor, amounts: Tensor, fill: float = 0.5) -
     tensor([0.2500, 0.5000])
     """
     made = images.clone()
+    ranked, order = kinds.sort()
+    # How many there are of each kind is read back: one wait, and then every change is made of its own images alone.
+    ends = torch.searchsorted(ranked, torch.arange(len(KINDS), device=kinds.device, dtype=kinds.dtype), right=True)
+    starts = [0, *ends.tolist()]
     for first, last, change in _changes(fill):
-        chosen = (kinds >= first) & (kinds <= last)
-        if _on_host(images):
-            rows = chosen.nonzero().squeeze(1)
-            if len(rows):
-                made[rows] = change(images[rows], kinds[rows], amounts[rows])
-        else:
-            # Reading from a GPU which rows there are would wait for it: change all, and keep what was wanted.
-            made = torch.where(chosen[:, None, None, None], change(images, kinds, amounts), made)
+        rows = order[starts[first] : starts[last + 1]]
+        if len(rows):
+            made[rows] = change(images[rows], kinds[rows], amounts[rows])
     return made
 
 
@@ -413,10 +413,6 @@ def equalise(images: Tensor) -> Tensor:
     table = ((step // 2 + below) // step.clamp_min(1)).clamp_(max=255)
     even = (table.gather(1, values).to(images.dtype) / 255).view(images.shape)
     return torch.where((step > 0).view(n, channels, 1, 1), even, images)
-
-
-def _on_host(images: Tensor) -> bool:
-    return images.device.type == "cpu"
 
 
 # -- strong views: every image its own kinds and amounts of change -----------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from labeldp.atomic import replacing
 
 # Raise it when the same settings come to mean other features.
 _FORMAT = 1
@@ -48,14 +49,9 @@ def load_array(path: Path) -> np.ndarray | None:
 def save_array(path: Path, array: np.ndarray) -> None:
     """Write a .npy file that `numpy.load` can read, with a check sum after it, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with draft.open("wb") as file:
-            np.lib.format.write_array(file, array, allow_pickle=False)
-            file.write(_checksum(array))
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        file.write(_checksum(array))
 
 
 def _checksum(array: np.ndarray) -> bytes:
@@ -106,18 +102,8 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Map
     except KeyError as error:
         odd = [name for name, tensor in owned.items() if tensor.dtype == error.args[0]]
         raise ValueError(f"tensors {odd} are {error}, which safetensors cannot hold; convert them first") from None
-    path = Path(path)
-    draft = path.with_name(path.name + ".part")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name must be on the disk, too
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with replacing(Path(path)) as draft:
+        draft.write_bytes(content)
 
 
 def read_tensors(path: Path | str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Take features from a network: one trained here without labels, or one from a local file. No file is unpickled."""
+"""Take features from a network: one trained here without labels, or one from a local file, which cannot run code."""
 
 from __future__ import annotations
 
@@ -123,7 +123,10 @@ def save_encoder(
 
 
 def load_encoder(path: Path | str, body: nn.Module | None = None) -> Encoder:
-    """Load a network from a local file, on the CPU. Nothing is unpickled, so no file can run Python code.
+    """Load a network from a local file, on the CPU. No file can run Python code here.
+
+    Files of `torch.save` are the only ones in this library that are unpickled, by PyTorch's reader for weights alone
+    (`weights_only=True`), which makes tensors and plain containers and nothing else.
 
     The scaling of inputs comes along when `save_encoder` wrote the file; for others set it, and whatever else, by
     `dataclasses.replace(encoder, mean=…, spread=…)`.

@@ -24,7 +24,7 @@ not.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -34,7 +34,7 @@ from labeldp.features.augment import Augment, learned_view, weak_view
 from labeldp.features.cache import content_key
 from labeldp.learning.evidence import Objective
 from labeldp.learning.optimisers import one_cycle, sgd
-from labeldp.learning.train import Ahead, Averaged, Batch, Inputs, in_batches, minimise
+from labeldp.learning.train import Ahead, Averaged, Batch, Inputs, LoopOptions, in_batches, minimise
 from labeldp.models.zoo import checked_count
 
 
@@ -55,7 +55,7 @@ def mean_teacher(
     average: float = 0.99,
     compiled: bool = False,
     seed: int = 0,
-    **loop: Any,
+    **loop: Unpack[LoopOptions],
 ) -> nn.Module:
     """Train by the teacher's beliefs and the objective; return the model, in place, in eval mode, weights averaged.
 

@@ -160,10 +160,9 @@ class PausedError(Exception):
     """Training stopped where its time was up; the same call with the same checkpoint goes on."""
 
 
-class LoopSettings(TypedDict, total=False):
+class LoopOptions(TypedDict, total=False):
     """Settings of `minimise` that methods pass on as they are."""
 
-    batch_size: int
     optimizer: MakeOptimizer
     schedule: Schedule
     bf16: bool | None
@@ -171,6 +170,12 @@ class LoopSettings(TypedDict, total=False):
     checkpoint: Path | None
     every: int
     seconds: float | None
+
+
+class LoopSettings(LoopOptions, total=False):
+    """Those, and the size of a batch."""
+
+    batch_size: int
 
 
 def minimise(
@@ -412,16 +417,17 @@ class Averaged(nn.Module):
 # -- views made ahead -------------------------------------------------------------------------------------------------
 
 # Batches at once, by kind of device; one on others. Of large images fewer: a view needs many times their memory.
-_BATCHES = {"cuda": 8}
-_VALUES = 2**24
+_BATCHES = {"cuda": 32}
+_VALUES = 2**26
 
 
 class Ahead(Generic[Made]):
     """What `make` makes of the rows of several batches at once, handed out batch by batch.
 
     A strong view is some five hundred small operations whatever the number of images, twice what a step of ResNet-18
-    has: on a GPU the host may take longer to request them than the device to do them. Eight batches at once are
-    requested once. On a CPU, where the images themselves take the time, every batch is made on its own.
+    has, and waits for the device: on a GPU the host may take longer to request them than the device to do them. Many
+    batches at once are requested once. On a CPU, where the images themselves take the time, every batch is made on its
+    own.
 
     Args:
         make: row numbers of some whole batches and the generator of all randomness → one thing for each batch.

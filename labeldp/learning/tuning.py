@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from labeldp.atomic import replacing
 from labeldp.features.clusters import kmeans
 from labeldp.features.extract import gram_of
 from labeldp.learning.heads import Head, Scale, eigenbasis, likeliest_scale, pooled_scale, ridge_head
@@ -467,12 +467,11 @@ def save_plan(path: Path, found: Tuning, note: Mapping[str, Any]) -> None:
     scales = [asdict(scale) for scale in found.scales]
     described = {"plan": asdict(found.plan), "tried": tried, "scales": scales, "note": dict(note)}
     basis = found.basis
-    draft = path.with_name(path.name + ".part.npz")
-    np.savez(
-        draft, allow_pickle=False, description=np.array(json.dumps(described)), mean=basis.mean.cpu().numpy(),
-        matrix=basis.matrix.cpu().numpy(), sizes=np.array([basis.constant, basis.bound]),
-    )  # fmt: skip
-    os.replace(draft, path)
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.savez(
+            file, allow_pickle=False, description=np.array(json.dumps(described)), mean=basis.mean.cpu().numpy(),
+            matrix=basis.matrix.cpu().numpy(), sizes=np.array([basis.constant, basis.bound]),
+        )  # fmt: skip
 
 
 def load_plan(path: Path, note: Mapping[str, Any], device: torch.device) -> Tuning:

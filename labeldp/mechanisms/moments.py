@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csc_array  # pyright: ignore[reportMissingTypeStubs]
 
-from labeldp.core.events import Event, Gaussian, GridGaussian, PureDP
+from labeldp.core.events import Event, GridGaussian, PureDP
 from labeldp.core.random import LARGEST_STD, SMALLEST_RATE, SecureRandom
 from labeldp.core.vault import LabelArray
 from labeldp.mechanisms.common import checked_classes, checked_integer, pieces, same_classes
@@ -266,7 +266,7 @@ def finite_lengths(block: npt.NDArray[np.float64], order: int) -> npt.NDArray[np
 
 __all__ = ["Moments", "RowChunks"]
 
-# Exact draws take a few microseconds each; more cells than this get floating-point noise unless `exact` says otherwise.
+# Discrete draws take a few microseconds each; more cells than this get rounded noise unless `exact` says otherwise.
 _EXACT_CELLS = 1 << 22
 _SMALLEST_RADIUS, _LARGEST_RADIUS = 1e-10, 1e10
 
@@ -292,6 +292,8 @@ class Moments:
     around x. Over the cells that move (at most 10⁸) the loss shifts by less than 10^-25, which the factor 1 + 2^-39
     outweighs for 10^-7 ≤ μ ≤ 10. Hence no pair of neighbours is told apart better than by Gaussian noise of deviation
     σB.
+    Above 2^22 entries Gaussian noise is the rounded Gaussian of the same deviation, which is drawn a hundred times as
+    fast. The moment x is a vector of integers, so x + round(Z) = round(x + Z): post-processing of Gaussian noise.
 
     The sum over classes is public, Σ_i φ_i. What the noise adds to it is taken off again in equal parts, which is
     post-processing, and the noise keeps (K − 1)/K of its variance, half for two classes.
@@ -307,8 +309,8 @@ class Moments:
         radius: B. Rows longer than that (in the norm of order 1 for Laplace noise) are scaled down to it, rows that are
             not finite count as zero; the release says how many.
         users: whose each row is; None protects each label by itself.
-        exact: noise on the grid, or in floating point (Gaussian only). None: on the grid up to 2^22 entries. The event,
-            and so the certificate, says which.
+        exact: discrete Gaussian noise; False is the rounded Gaussian (for Gaussian noise only), just as exact on the
+            grid. None: discrete up to 2^22 entries.
 
     >>> ask = Moments(np.eye(3), num_classes=2, noise=GaussianNoise.for_budget(1.0, 1e-5), radius=1.0)
     >>> noisy = ask.sample(np.array([0, 1, 1], dtype=np.uint8), SecureRandom(seed=1))
@@ -347,7 +349,7 @@ class Moments:
         """What the noise costs, in units of the radius."""
         if isinstance(self.noise, LaplaceNoise):
             return PureDP(self.noise.epsilon)
-        return (GridGaussian if self.exact else Gaussian)(self.noise.std, math.sqrt(2.0))
+        return GridGaussian(self.noise.std, math.sqrt(2.0))
 
     def charges(self, users: Users) -> Sequence[Charge]:
         """What it costs a user: one query where it was made for users, else as many as the user has rows."""
@@ -388,7 +390,7 @@ class Moments:
             value=value * self.grid.step,
             total=total * self.grid.step,
             num_rows=self.chunks.num_rows,
-            noise=self.noise.name if self.exact else "floating-point Gaussian",
+            noise=self.noise.name if self.exact else "rounded Gaussian",
             noise_std=self.noise_std,
             radius=self.grid.radius,
             scaled_rows=limiter.scaled,
@@ -401,7 +403,7 @@ class Moments:
             "mechanism": "moments",
             "num_classes": self.num_classes,
             "width": self.chunks.width,
-            "noise": self.noise.name if self.exact else "floating-point Gaussian",
+            "noise": self.noise.name if self.exact else "rounded Gaussian",
             "noise_std": self.noise_std,
             "radius": self.grid.radius,
             "step": self.grid.step,
@@ -434,7 +436,7 @@ class Moments:
         elif self.exact:
             drawn = rng.discrete_gaussian(self._std(self.noise), exact.size)
         else:
-            return exact + rng.gaussian(exact.size, self._std(self.noise)).reshape(exact.shape)
+            drawn = rng.rounded_gaussian(self._std(self.noise), exact.size)
         # Added as integers: the noise is exact before anything is rounded to a float.
         return (exact + drawn.reshape(exact.shape)).astype(np.float64)
 

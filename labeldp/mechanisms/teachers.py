@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
+from inspect import getclosurevars, isfunction
 from typing import Any, cast
 
 import numpy as np
@@ -223,10 +225,12 @@ def check_separate(ask: TeacherVotes, num_rows: int, *, teachers: int = 3, seed:
     """Raise ValueError if, on made-up labels, the labels of one teacher change the votes of another. Needs no vault.
 
     It trains `teachers` teachers together, and again for each of them with new labels for that one. Also finds votes of
-    a wrong shape before anything is paid for; one teacher alone is tried for that. (Where sums are not repeatable, a
-    vote may change by itself.)
+    a wrong shape, and a network that `teach` holds and trains further in every call, before anything is paid for; one
+    teacher alone is tried for that. (Where sums are not repeatable, a vote may change by itself.)
     """
     rng = np.random.default_rng(seed)
+    held = list(networks_in(ask.teach))
+    weights = [_weights(network) for network in held]
     shards = ask.shards(num_rows)[:teachers]
     labels = rng.integers(0, ask.num_classes, size=shards.shape).astype(np.uint32)
     before = checked_votes(ask.teach(np.arange(len(shards)), shards, labels.copy()), len(shards), ask.queries)
@@ -239,3 +243,29 @@ def check_separate(ask: TeacherVotes, num_rows: int, *, teachers: int = 3, seed:
             raise ValueError(
                 f"new labels for teacher {number} changed the votes of teachers {moved.tolist()}; keep them apart"
             )
+    for network, values in zip(held, weights, strict=True):
+        after = _weights(network)
+        if after.keys() != values.keys() or not all(np.array_equal(values[name], after[name]) for name in after):
+            raise ValueError(
+                f"teach holds a {type(network).__name__} and changed it: it would carry the labels of one shard to the "
+                "next teacher, and out of the vault. Make the network anew in every call, or copy it first"
+            )
+
+
+def networks_in(function: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield the networks (what has a `state_dict`) that a function holds: names around it, partials, bound objects."""
+    if hasattr(function, "state_dict") and not isinstance(function, type):
+        yield function
+    elif depth:
+        held: list[Any] = [getattr(function, name, None) for name in ("__self__", "func")]
+        if isinstance(function, partial):
+            held += [*function.args, *function.keywords.values()]
+        if isfunction(cast("Any", function)):
+            names = getclosurevars(cast("Any", function))
+            held += [*names.nonlocals.values(), *names.globals.values()]
+        for inner in held:
+            yield from networks_in(inner, depth - 1)
+
+
+def _weights(network: Any) -> dict[str, npt.NDArray[Any]]:
+    return {name: value.detach().cpu().double().numpy().copy() for name, value in network.state_dict().items()}

@@ -42,10 +42,10 @@ import numpy as np
 import numpy.typing as npt
 
 from labeldp.core import accountant
-from labeldp.core.events import Event, Gaussian, PureDP, Query, event_to_json
-from labeldp.core.ledger import ONE_USER, Budget, Ledger, RowIndex, Unit
+from labeldp.core.events import Event, PureDP, Query, event_to_json, of_group
+from labeldp.core.ledger import ONE_USER, Budget, Charged, Ledger, RowIndex, Unit
 from labeldp.core.random import SecureRandom
-from labeldp.core.vault import Charged, LabelArray, LabelVault, LeaseCounter, LedgerStore, Mechanism, digest
+from labeldp.core.vault import LabelArray, LabelVault, LeaseCounter, LedgerStore, Mechanism, digest
 from labeldp.mechanisms.common import checked_classes, checked_epsilon, checked_integer, described, same_classes
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.releases import BoolArray, FloatArray, IntArray, NoisyLabels
@@ -288,7 +288,8 @@ class UserVault(LabelVault):
             raise ValueError(f"{charges[0][0]!r} costs users differently; lease it without a counter")
         rows = "all" if index is None else digest(index)
         data = {"labels": len(self), "classes": self.num_classes, "users": self.users.digest(), "rows asked": rows}
-        counter.bind({"event": event_to_json(charges[0][0]), "times": times, **data})
+        bound = {"event": event_to_json(charges[0][0]), "times": times, **data, **self._seed_mark()}
+        counter.bind(bound, self._counting(counter.query_id))
         return counter.query_id
 
     def _numbers_of(self, index: RowIndex | None) -> RowIndex:
@@ -302,29 +303,7 @@ class UserVault(LabelVault):
 def group_charges(mechanism: Mechanism[Any], users: Users) -> Sequence[Charge]:
     """What a mechanism that states its cost for one label costs users with several; see the proof above."""
     event, sizes = mechanism.event(), users.sizes
-    return [Charge(_of_group(event, int(m)), 1, np.flatnonzero(sizes == m)) for m in np.unique(sizes)]
-
-
-def _of_group(event: Event, labels: int) -> Event:
-    if labels == 1:
-        return event
-    if isinstance(event, PureDP):
-        return PureDP(_times(labels, event.epsilon))
-    if isinstance(event, Gaussian):
-        return Gaussian(event.noise_std, _times(labels, event.diameter))
-    raise ValueError(
-        f"a {type(event).__name__} query has no stated cost for a user with {labels} rows; use a mechanism made for "
-        "users (UserResponse, UserGradientSum), or ask about one row of each user"
-    )
-
-
-def _times(count: int, value: float) -> float:
-    """count · value, rounded up."""
-    if math.isinf(value):
-        return value
-    exact = count * Fraction(value)
-    nearest = float(exact)
-    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+    return [Charge(of_group(event, int(m)), 1, np.flatnonzero(sizes == m)) for m in np.unique(sizes)]
 
 
 # -- randomized response for users ---------------------------------------------------------------------------

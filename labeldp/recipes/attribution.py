@@ -106,4 +106,4 @@ def score(model: nn.Module, data: UserBenchmark) -> float:
     """Return the AUC on the open test labels."""
     device = next(model.parameters()).device
     logits = predict(model, features(data.test, device))
-    return auc(logits[:, 1] - logits[:, 0], data.test_labels)
+    return auc(logits[:, 1] - logits[:, 0], data.test_labels.values)

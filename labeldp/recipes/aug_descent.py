@@ -20,7 +20,9 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.dividemix import by_response
 from labeldp.learning.evidence import Labels, as_labels, from_classes
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.recipes.common import check_rows, checkpoint_of, device_of, in_folder, release_labels
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import device_of
+from labeldp.recipes.kept import checkpoint_of, in_folder, release_labels
 from labeldp.recipes.one_shot import OneShot
 from labeldp.releases import NoisyLabels
 
@@ -33,6 +35,7 @@ class Refine(Protocol):
         ...
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Tensor,
@@ -51,7 +54,6 @@ def train(
         refine: `co_refine`, its settings bound.
         known_noise: judge responses by Bayes' rule, not by a mixture.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
     private = release_labels(
         vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz")
     )

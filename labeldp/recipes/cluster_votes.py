@@ -30,7 +30,9 @@ from labeldp.features.clusters import Clusters
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.train import Inputs
 from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, GroupVotes, LaplaceNoise, Winners
-from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder, query_note, release_once
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import Fit, device_of
+from labeldp.recipes.kept import checkpoint_of, in_folder, query_note, release_once
 from labeldp.releases import NoisyCounts
 
 # The cluster of each row, 0 … C − 1, found without a label: what `kmeans` returns, or plain numbers.
@@ -111,6 +113,7 @@ def label(
     return ClusterLabels(winners, winners[groups], vault.certificate(delta), counts)
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -127,7 +130,6 @@ def train(
 
     A model may do better than the clusters it learnt from, where it finds the classes simpler than they are.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
     found = label(clusters, vault, epsilon=epsilon, delta=delta, vote=vote, folder=folder)
     classes = torch.from_numpy(found.labels).to(device_of(model))
     return fit(model, inputs, on_classes(classes), **checkpoint_of(folder, found.labels))
@@ -163,11 +165,11 @@ def release_groups(
     kept: Path | None = None,
     purpose: Mapping[str, Any] | None = None,
 ) -> GroupRelease:
-    """One answer about groups, or the one kept in this file from an earlier run: `common.ask` for groups.
+    """Release something about groups once, or return what is kept of it in this file by an earlier run.
 
-    The file is bound to the mechanism, the groups and the purpose (plain JSON values: what the run is about). A kept
-    answer of another vault is paid for again here, so that this vault's certificate covers it too.
+    The file is bound to the mechanism, the groups and the purpose (plain JSON values: what the run is about).
     """
     groups = f"{mechanism.num_groups} {digest(mechanism.groups)}"
     note = {**query_note(vault, mechanism), "groups": groups, **(purpose or {})}
-    return release_once(vault, mechanism, kept, note, save_groups, load_groups)
+    numbers = mechanism.num_groups * (vault.num_classes + 1)
+    return release_once(vault, mechanism, kept, note, save_groups, load_groups, numbers=numbers)

@@ -1,39 +1,27 @@
-"""What recipes share: checks before anything is spent, releases kept so that none is drawn twice, one split of ε.
-
-A recipe that was killed goes on: what it released is written down before it is used, and what is found in its folder
-is not drawn again (`release_once` for single releases, `Run` for gradients paid for in advance).
-"""
+"""What recipes share: the training loop as they know it, and how ε is split between queries of the same rows."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from labeldp.budgets.calibrate import calibrate
-from labeldp.budgets.counter import QueryCounter
-from labeldp.core.events import Event, GridGaussian, PureDP, Query, event_to_json
+from labeldp.core.events import Event, GridGaussian, PureDP, Query
 from labeldp.core.gaussian import gaussian_epsilon, gaussian_mu
 from labeldp.core.ledger import check_budget
-from labeldp.core.vault import LabelVault, Lease, Mechanism
-from labeldp.data.storage import digest, load_labels, load_note, save_labels
-from labeldp.learning.descend import Kept
+from labeldp.core.vault import LabelVault
+from labeldp.data.storage import load_note
 from labeldp.learning.evidence import Objective
-from labeldp.learning.optimisers import MakeOptimizer, Schedule
-from labeldp.learning.train import Inputs, predict
+from labeldp.learning.train import Inputs
 from labeldp.mechanisms.common import checked_epsilon
-from labeldp.releases import NoisyGradient, NoisyLabels
 
-Out = TypeVar("Out")
 _ROOT2 = math.sqrt(2.0)
 # What rounding may lose when μ is taken apart and put together again, with room.
 _SLACK = 1e-9
@@ -61,33 +49,6 @@ def take_rows(inputs: Inputs, rows: np.ndarray) -> Inputs:
     index = torch.from_numpy(np.ascontiguousarray(rows)).to(tensors[0].device)
     chosen: tuple[Tensor, ...] = tuple(tensor[index] for tensor in tensors)
     return chosen if isinstance(inputs, tuple) else chosen[0]
-
-
-def check_rows(model: nn.Module, inputs: Inputs, vault: LabelVault, outputs: int) -> None:
-    """Raise ValueError unless there is one input per label and the model maps each to `outputs` numbers.
-
-    Runs the model on one row before anything is spent: a mistake here must not cost privacy.
-    """
-    tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-    for number, tensor in enumerate(tensors):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"inputs[{number}] is a {type(tensor).__name__}; give a torch tensor")
-        if len(tensor) != len(vault):
-            raise ValueError(f"inputs[{number}] has {len(tensor)} rows and the vault {len(vault)}; give one per label")
-    if len(vault):
-        shape = tuple(predict(model, tuple(x[:1] for x in tensors)).shape)
-        if shape != (1, outputs):
-            raise ValueError(f"the model maps one row to shape {shape}; it must be (1, {outputs}) for this vault")
-
-
-def check_inputs(inputs: Inputs, vault: LabelVault) -> None:
-    """Raise ValueError for features that are not finite, no rows, or a single class: before anything is spent."""
-    if len(vault) == 0 or vault.num_classes < 2:
-        raise ValueError(f"{vault!r} has nothing to learn; give at least one label of at least two classes")
-    for number, tensor in enumerate(inputs if isinstance(inputs, tuple) else (inputs,)):
-        if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float64).item()):
-            bad = int((~torch.isfinite(tensor)).reshape(len(tensor), -1).any(dim=1).sum())
-            raise ValueError(f"inputs[{number}] has {bad} rows that are not finite; fill in or drop missing features")
 
 
 # --- the budget -------------------------------------------------------------------------------------------------
@@ -186,163 +147,3 @@ def check_target(epsilon: float, delta: float) -> None:
         )
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta} cannot be reached with Gaussian noise; give, say, 1e-5")
-
-
-# --- releases that are kept -------------------------------------------------------------------------------------
-
-
-def release_labels(
-    vault: LabelVault,
-    mechanism: Mechanism[NoisyLabels],
-    rows: npt.NDArray[np.intp] | None = None,
-    kept: Path | None = None,
-) -> NoisyLabels:
-    """Release one response per row, or return those kept in this file by an earlier run: none is drawn twice."""
-    note = {**query_note(vault, mechanism), "rows asked": "all" if rows is None else digest(rows)}
-    return release_once(vault, mechanism, kept, note, save_labels, load_labels, rows)
-
-
-def release_once(
-    vault: LabelVault,
-    mechanism: Mechanism[Out],
-    kept: Path | None,
-    note: dict[str, Any],
-    save: Callable[[Path, Out, dict[str, Any]], None],
-    load: Callable[[Path], Out],
-    rows: npt.NDArray[np.intp] | None = None,
-) -> Out:
-    """Release and keep, or load what was kept for the same note.
-
-    The file is written before the release is used; it holds the release and its public channel, no label. What another
-    vault released (in an earlier process) is paid for again here, so that this vault's certificate covers it too.
-    """
-    if kept is None or not kept.exists():
-        released = vault.release(mechanism, rows)
-        if kept is not None:
-            save(kept, released, note)
-        return released
-    earlier = load_note(kept)
-    odd = sorted(key for key in note if key != "vault" and note[key] != earlier.get(key))
-    if odd:
-        raise ValueError(f"{kept} holds the release of another query ({', '.join(odd)} differ); use a new folder")
-    if earlier["vault"] != note["vault"]:
-        vault.record(mechanism, rows)
-    return load(kept)
-
-
-def query_note(vault: LabelVault, mechanism: Mechanism[Any]) -> dict[str, Any]:
-    """Return what every kept release is bound to, as plain JSON values; "vault" says whose it was."""
-    return {
-        "vault": vault.id,
-        "mechanism": type(mechanism).__name__,
-        "event": event_to_json(mechanism.event()),
-        "rows of the vault": len(vault),
-        "classes": vault.num_classes,
-    }
-
-
-def in_folder(folder: Path | None, name: str) -> Path | None:
-    """Return a file of the run's folder, which is made when it is missing; None without a folder."""
-    if folder is None:
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / name
-
-
-def checkpoint_of(folder: Path | None, *responses: np.ndarray) -> dict[str, Path]:
-    """Return a fit's checkpoint setting: a file named after the responses, so that no other model is resumed."""
-    return {} if folder is None else {"checkpoint": folder / f"model-{digest(*responses)}.safetensors"}
-
-
-# --- gradients that are paid for in advance ---------------------------------------------------------------------
-
-
-class Run:
-    """Prepaid gradients, drawn in order. With a folder they outlive the process; without one nothing is written.
-
-    Before a gradient is drawn its number is on the disk, and before it is used, so is the gradient. A killed run so
-    loses at most the one it was drawing, and never draws one twice. `vault.lease(..., counter=run.counter)` pays.
-
-    Args:
-        folder: where the run is kept.
-        question: everything that decides what is released and what is done with it, as plain JSON values; a folder
-            with another question is refused.
-    """
-
-    def __init__(self, folder: Path | None, question: Mapping[str, Any]) -> None:
-        self.counter: QueryCounter | None = None
-        self.kept: Kept | None = None
-        self._begun = 0
-        self._open = ExitStack()
-        if folder is None:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as opened:
-            self.counter = opened.enter_context(QueryCounter(folder / "looks.tally", question))
-            self.kept = opened.enter_context(Kept(folder, self.counter.query_id))
-            self._begun = self.counter.total
-            if self._begun and self.kept.load() is None:
-                raise ValueError(f"{folder} has lost its checkpoint; put it back, or use a new folder and pay again")
-            self._open = opened.pop_all()
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    @property
-    def terms(self) -> tuple[float, int] | None:
-        """Noise and number of queries that an earlier process paid for; None for a new run.
-
-        Taken from there rather than calibrated again: another machine may round the last digit otherwise.
-        """
-        charge = None if self.counter is None else self.counter.charge
-        return None if charge is None else (float(charge["event"]["noise_std"]), int(charge["times"]))
-
-    def query(self, step: int, lease: Lease[NoisyGradient]) -> Tensor | None:
-        """Return this step's gradient: kept by an earlier process, or drawn and kept; None if it was lost."""
-        found = None if self.kept is None else self.kept.gradient(step)
-        if found is not None or step < self._begun:
-            return found
-        noisy = lease().value
-        if self.kept is not None:
-            self.kept.add(step, noisy)
-        return noisy
-
-
-def described(model: nn.Module, inputs: Inputs, vault: LabelVault, **settings: Any) -> dict[str, Any]:
-    """Return the question of a run as plain values: shapes, a digest of the data, and the settings in words."""
-    shapes = [(name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()]
-    columns = inputs if isinstance(inputs, tuple) else (inputs,)
-    data = [x.detach().contiguous().cpu().view(torch.uint8).numpy() for x in columns]
-    return {
-        "model": digest(np.array(repr(shapes))),
-        "inputs": [f"{tuple(x.shape)} {x.dtype} {digest(raw)}" for x, raw in zip(columns, data, strict=True)],
-        "labels": len(vault),
-        "classes": vault.num_classes,
-        **{name: in_words(value) for name, value in settings.items()},
-    }
-
-
-def in_words(value: Any) -> Any:
-    """Return a setting as a JSON value that is equal for equal settings: functions by name, partials with theirs."""
-    if isinstance(value, functools.partial):
-        return [in_words(value.func), in_words(list(value.args)), in_words(value.keywords)]
-    if dataclasses.is_dataclass(value):
-        fields = {field.name: in_words(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return [type(value).__name__, fields]
-    if isinstance(value, Mapping):
-        return {str(key): in_words(entry) for key, entry in sorted(value.items())}
-    if isinstance(value, list | tuple):
-        return [in_words(entry) for entry in value]
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return in_words(value.tolist())
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return value if plain else getattr(value, "__qualname__", type(value).__qualname__)
-
-
-def optimizer_in_words(optimizer: MakeOptimizer, schedule: Schedule) -> Any:
-    """Return optimiser and schedule as JSON: its name and settings, and its values; both come from closures."""
-    made = optimizer([nn.Parameter(torch.zeros(1))])
-    return [type(made).__name__, in_words(made.defaults), [round(schedule(i / 16), 12) for i in range(16)]]

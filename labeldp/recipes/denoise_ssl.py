@@ -32,16 +32,10 @@ from labeldp.learning.train import Inputs
 from labeldp.learning.tuning import tune
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes import one_shot, per_row
+from labeldp.recipes.checks import checked
 from labeldp.recipes.cluster_votes import Grouping, group_numbers
-from labeldp.recipes.common import (
-    Fit,
-    check_affordable,
-    check_rows,
-    device_of,
-    in_folder,
-    release_labels,
-    split_budget,
-)
+from labeldp.recipes.common import Fit, device_of, split_budget
+from labeldp.recipes.kept import in_folder, planned, release_labels
 from labeldp.recipes.one_shot import OneShot, Tune, event_of, noise_for
 from labeldp.releases import NoisyLabels
 
@@ -67,6 +61,7 @@ class Denoised:
     expected: float
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -86,7 +81,6 @@ def train(
         others_only: a row's own label has no vote on its guess, unlike as published; see `majority`.
         folder: keeps responses and checkpoints, so that a killed run goes on and draws nothing twice.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
     groups, _ = group_numbers(clusters, vault)
     private = release_labels(
         vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz")
@@ -95,6 +89,7 @@ def train(
     return learn(model, inputs, private, guesses, fit=fit, folder=folder)
 
 
+@checked
 def train_with_head(
     model: nn.Module,
     inputs: Inputs,
@@ -115,14 +110,13 @@ def train_with_head(
         share: of ε for the head; the responses get the rest. The two together cost exactly (ε, δ): `split_budget`.
         tune: as in `one_shot.train`.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
     one_shot.check_features(features, vault)
     if not 0 < share < 1:
         raise ValueError(f"share={share} leaves nothing for the head or the responses; give a number between 0 and 1")
     first, second = split_budget(epsilon, delta, (share, 1 - share), last_pure=True)
     kept = in_folder(folder, "answers.npz")
-    queries = [(event_of(noise_for(first, delta)), in_folder(folder, "moment.npz")), (PureDP(second), kept)]
-    check_affordable(vault, queries)
+    moment = (event_of(noise_for(first, delta)), None, in_folder(folder, "moment.npz"))
+    vault = planned(vault, [moment, (PureDP(second), None, kept)])
     shot = one_shot.train(features, vault, epsilon=first, delta=delta, tune=tune, folder=folder)
     private = release_labels(vault, RandomizedResponse(second, vault.num_classes), kept=kept)
     return learn(model, inputs, private, head_guesses(shot, features), fit=fit, folder=folder)

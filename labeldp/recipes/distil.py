@@ -60,7 +60,9 @@ from labeldp.learning.train import fit as fit_model
 from labeldp.learning.tuning import tune
 from labeldp.models.zoo import checked_count
 from labeldp.recipes import one_shot
-from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import Fit, device_of
+from labeldp.recipes.kept import checkpoint_of, in_folder
 from labeldp.recipes.one_shot import HEADS, Clock, OneShot, Report, Tune, check_features
 from labeldp.recipes.per_row import learn
 from labeldp.releases import NoisyMoments
@@ -179,6 +181,7 @@ def on_probabilities(targets: Tensor, weights: Tensor | None = None) -> Objectiv
     return lambda logits, rows: -(scaled[rows] * (targets[rows] * log_softmax(logits, dim=-1)).sum(dim=-1))
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -239,6 +242,7 @@ def train_after(
     return train(model, inputs, shot.probabilities(features), **given)
 
 
+@checked
 def one_shot_student(
     model: nn.Module,
     inputs: Inputs,
@@ -265,14 +269,13 @@ def one_shot_student(
     The other arguments are those of `train`.
     """
     checked_count("generations", generations)
-    check_rows(model, inputs, vault, vault.num_classes)
     shot = one_shot.train(features, vault, epsilon=epsilon, delta=delta, tune=tune, folder=folder, report=report)
     given: dict[str, Any] = {"fit": fit, "weigh": weigh, "generations": generations, "relabel": relabel}
     return train(model, inputs, shot.probabilities(features), **given, folder=folder)
 
 
 def train_on_most_confident(
-    shot: OneShot,
+    shot: OneShot | LinearStudent,
     features: Tensor,
     model: nn.Module,
     inputs: Inputs,
@@ -289,7 +292,7 @@ def train_on_most_confident(
     confident labels are better, and FixMatch goes on from its weights.
 
     Args:
-        shot: what `one_shot.train` returned; it was paid for.
+        shot: what `one_shot.train` returned, or `linear`; it was paid for.
         features: the features it was trained on, (n, p).
         per_class: how many labels of each predicted class are kept.
         fit: `fixmatch`, as in `per_row.learn`.
@@ -381,6 +384,7 @@ class LinearStudent:
         return self.probabilities(features).argmax(dim=1)
 
 
+@checked
 def linear(
     features: Tensor,
     vault: LabelVault,

@@ -25,7 +25,9 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.evidence import Objective, evidence, forward_loss, on_classes, posterior
 from labeldp.learning.train import Inputs, predict
 from labeldp.mechanisms.responses import PriorResponse
-from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder, release_labels
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import Fit, device_of
+from labeldp.recipes.kept import checkpoint_of, in_folder, release_labels
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Prior:
     weight: float
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -101,7 +104,7 @@ def train(
         seed: of the split.
         folder: keeps each stage's responses and checkpoint, so that a killed run goes on and draws nothing twice.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
+    check_learn(learn, vault.num_classes)
     stages = split(len(vault), shares, seed)
     fits = list(fit) if isinstance(fit, Sequence) else [fit] * len(stages)
     if len(fits) != len(stages):
@@ -124,6 +127,15 @@ def train(
         settings = checkpoint_of(folder, responses.numpy(), keep.numpy())
         model = fit_stage(model, inputs, learn(known), rows=keep.nonzero().squeeze(1).to(device), **settings)
     return model
+
+
+def check_learn(learn: Learn, num_classes: int) -> None:
+    """Raise ValueError unless `learn` makes a loss of responses: tried on three made-up rows, before any is drawn."""
+    scores = torch.zeros(3, num_classes)
+    for seen in (None, scores):
+        objective = learn(Known(torch.arange(3) % num_classes, torch.zeros_like(scores), seen))
+        if not callable(objective) or tuple(objective(scores, torch.arange(3)).shape) != (3,):
+            raise ValueError(f"learn={learn!r} makes no loss per row; give, say, lp_mst.likelihood")
 
 
 def split(num_rows: int, shares: Sequence[float], seed: int) -> list[npt.NDArray[np.intp]]:

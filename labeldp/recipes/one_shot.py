@@ -44,7 +44,9 @@ from labeldp.learning.tuning import Basis, Scored, Tuning, compare_heads, load_p
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.moments import Moments, RowChunks
 from labeldp.mechanisms.users import UserVault
-from labeldp.recipes.common import check_affordable, in_folder, query_note, release_once
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import check_affordable
+from labeldp.recipes.kept import in_folder, query_note, release_once
 from labeldp.releases import NoisyMoments
 
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
@@ -108,6 +110,7 @@ class OneShot:
         return self.logits(features).argmax(dim=1)
 
 
+@checked
 def train(
     features: Tensor | Coded,
     vault: LabelVault,
@@ -145,13 +148,14 @@ def train(
     noise = noise_for(epsilon, delta)
     if isinstance(features, Coded):
         check_count(len(features), "features", vault)
-        check_affordable(vault, [(event_of(noise), None)])
-        return _of_coded(features, vault, noise, tune, heads, most, seed, clock)
+        check_affordable(vault, [(event_of(noise), in_folder(folder, "moment.npz"))])
+        return _of_coded(features, vault, noise, tune, heads, most, seed, folder, clock)
     check_features(features, vault)
     check_affordable(vault, [(event_of(noise), in_folder(folder, "moment.npz"))])
     found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
     rows = found.basis(features)
-    noisy = _released(rows, vault, noise, folder)
+    mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
+    noisy = _released(mechanism, rows.shape[1], vault, folder, lambda: rows.sum(dim=0, dtype=torch.float64))
     clock("query", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
     return fitted(found, heads, noisy, rows, clock)
 
@@ -282,13 +286,17 @@ def tuned(
 # --- the query and the head -------------------------------------------------------------------------------------
 
 
-def _released(rows: Tensor, vault: LabelVault, noise: Noise, folder: Path | None) -> NoisyMoments:
-    mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
-    note = {**query_note(vault, mechanism), "width": rows.shape[1]}
-    noisy = release_once(vault, mechanism, in_folder(folder, "moment.npz"), note, save_moments, load_moments)
-    total = rows.sum(dim=0, dtype=torch.float64).cpu().numpy()
+def _released(
+    mechanism: Moments, width: int, vault: LabelVault, folder: Path | None, total: Callable[[], Tensor]
+) -> NoisyMoments:
+    """Release the moment, or return the one that is kept if it is of features with this total."""
+    kept, note = in_folder(folder, "moment.npz"), {**query_note(vault, mechanism), "width": width}
+    found = kept is not None and kept.exists()
+    numbers = (vault.num_classes + 1) * width
+    noisy = release_once(vault, mechanism, kept, note, save_moments, load_moments, numbers=numbers)
     # Not a hash of the rows: a GPU may round them otherwise the next time.
-    if not np.allclose(noisy.total, total, rtol=1e-2, atol=1e-2 * math.sqrt(len(rows)) + 1e-3 * len(rows)):
+    near = 1e-2 * math.sqrt(len(vault)) + 1e-3 * len(vault)
+    if found and not np.allclose(noisy.total, total().cpu().numpy(), rtol=1e-2, atol=near):
         raise ValueError(f"{folder} holds the moment of other features than these; use a new folder")
     return noisy
 
@@ -351,13 +359,14 @@ def _of_coded(
     heads: Sequence[Head],
     most: int | None,
     seed: int,
+    folder: Path | None,
     clock: Clock,
 ) -> OneShot:
     count = max(1, MOST_CELLS // rows.shape[1]) if most is None else most
     held = rows
     if count < len(rows):
         held = rows.take(torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:count].sort().values)
-    found = tuned(held.features(), vault.num_classes, noise, tune, heads, None, clock)
+    found = tuned(held.features(), vault.num_classes, noise, tune, heads, folder, clock)
     # φ of the rows held, (m, d); not by joining chunks, which would hold them twice.
     some, done = torch.empty(len(held), found.basis.width, device=held.device), 0
     for part in _turned(held, found.basis):
@@ -365,7 +374,9 @@ def _of_coded(
         done += len(part)
     chunks = RowChunks(len(rows), found.basis.width, lambda: (p.cpu().numpy() for p in _turned(rows, found.basis)))
     # The longest of the rows held: what is longer is scaled down to it.
-    noisy = vault.release(Moments(chunks, vault.num_classes, noise, _radius(some, noise)))
+    mechanism = Moments(chunks, vault.num_classes, noise, _radius(some, noise))
+    parts = (part.sum(dim=0, dtype=torch.float64) for part in _turned(rows, found.basis))
+    noisy = _released(mechanism, found.basis.width, vault, folder, lambda: torch.stack(list(parts)).sum(dim=0))
     clock("query", f"{noisy.num_classes} × {found.basis.width} numbers, noise {noisy.noise_std:.3g}")
     return replace(fitted(found, heads, _moment_of(some, noisy), some, clock), noisy=noisy)
 

@@ -44,16 +44,9 @@ from labeldp.learning.train import Inputs, predict
 from labeldp.learning.tuning import Stage, tune
 from labeldp.mechanisms.responses import PriorResponse, TopKResponse
 from labeldp.recipes import lp_mst, one_shot
-from labeldp.recipes.common import (
-    Fit,
-    check_affordable,
-    check_rows,
-    checkpoint_of,
-    device_of,
-    in_folder,
-    release_labels,
-    split_budget,
-)
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import Fit, device_of, split_budget
+from labeldp.recipes.kept import checkpoint_of, in_folder, planned, release_labels
 from labeldp.recipes.lp_mst import Known, Learn
 from labeldp.recipes.one_shot import OneShot, Report, Tune, check_features, event_of, noise_by_width, noise_for
 from labeldp.releases import BoolArray, FloatArray, NoisyLabels
@@ -130,6 +123,7 @@ def _information(inside: FloatArray, epsilon: float) -> FloatArray:
     return -xlogy(chances, chances).sum(axis=1) + covered * kept - (1 - covered) * math.log(k)
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -179,19 +173,22 @@ def train(
         folder: keeps all releases and checkpoints, so that a killed run goes on and draws nothing twice.
         report: as in `one_shot.train`.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
     stages = lp_mst.split(len(vault), shares, seed)
     if begin:
         _beginner(model, inputs)  # refused before anything is spent
     if not learn:
         raise ValueError("learn is empty; give at least one way to learn from responses")
+    for one in learn:
+        lp_mst.check_learn(one, vault.num_classes)
     if split is None:
         check_features(features, vault)
         split = tune_split(features, vault.num_classes, epsilon, delta)
     _check_split(split, epsilon, delta)
     # No row is in two stages, so the responses cost what those of one stage do.
-    queries = [(event_of(noise_for(split.first, delta)), "moment.npz"), (PureDP(split.second), "answers-1.npz")]
-    check_affordable(vault, [(event, in_folder(folder, name)) for event, name in queries if event != PureDP(0.0)])
+    moment = (event_of(noise_for(split.first, delta)), None, in_folder(folder, "moment.npz"))
+    stages_of = enumerate(stages if split.second > 0 else (), start=1)
+    responses_of = [(PureDP(split.second), rows, in_folder(folder, f"answers-{n}.npz")) for n, rows in stages_of]
+    vault = planned(vault, [moment, *responses_of])
     shot = one_shot.train(features, vault, epsilon=split.first, delta=delta, tune=tune, folder=folder, report=report)
     scores = shot.logits(features).to(device_of(model))
     if begin:

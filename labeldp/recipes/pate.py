@@ -31,7 +31,9 @@ from labeldp.data.storage import digest, load_groups, save_groups
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.train import Inputs, predict
 from labeldp.mechanisms.teachers import Responses, Rows, Teach, TeacherVotes, check_separate
-from labeldp.recipes.common import Fit, check_rows, checkpoint_of, device_of, in_folder, query_note, release_once
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import Fit, device_of
+from labeldp.recipes.kept import checkpoint_of, in_folder, query_note, release_once
 
 # Numbers of the queried rows, (q,) → how teachers vote on them.
 Teachers = Callable[[Rows], Teach]
@@ -97,6 +99,7 @@ class TeacherLabels:
     certificate: Certificate
 
 
+@checked
 def label(
     teachers: Teachers,
     vault: LabelVault,
@@ -131,11 +134,12 @@ def label(
         # One teacher on made-up labels: a mistake in it must not cost privacy.
         check_separate(mechanism, len(vault), teachers=1)
     note = {**query_note(vault, mechanism), **mechanism.describe(), "rows asked about": digest(queried)}
-    winners = release_once(vault, mechanism, kept, note, save_groups, _load)
+    winners = release_once(vault, mechanism, kept, note, save_groups, _load, numbers=len(queried))
     agreed = np.flatnonzero(winners >= 0)
     return TeacherLabels(queried[agreed], winners[agreed], mechanism.noise_std, vault.certificate(delta))
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -154,7 +158,6 @@ def train(
         fit: trains the student on the labelled `rows` of all inputs. `learning.fixmatch.fixmatch` learns from the
             others too and is what was published; `learning.train.fit` leaves them out.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
     found = label(teachers, vault, epsilon=epsilon, delta=delta, ballot=ballot, folder=folder)
     if not len(found.rows):
         raise ValueError("no query has a winner: the threshold is too high for these teachers and this noise")

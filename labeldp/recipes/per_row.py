@@ -52,22 +52,17 @@ from labeldp.learning.train import Inputs
 from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse
 from labeldp.mechanisms.users import UserResponse, UserVault, cap_rows
 from labeldp.mechanisms.vectors import LaplaceOneHot
-from labeldp.recipes.common import (
-    Fit,
-    check_rows,
-    checkpoint_of,
-    device_of,
-    in_folder,
-    release_labels,
-    release_once,
-    take_rows,
-)
+from labeldp.models.zoo import checked_count
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import Fit, device_of, take_rows
+from labeldp.recipes.kept import checkpoint_of, in_folder, release_labels, release_once
 from labeldp.releases import NoisyLabels
 
 # (ε, K) → the mechanism.
 Randomizer = Callable[[float, int], Mechanism[NoisyLabels]]
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -99,7 +94,6 @@ def train(
         seed: of the choice of a user's rows, which is public.
         folder: keeps responses and a checkpoint, so that a killed run goes on and draws nothing twice.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
     device, rows, kept = device_of(model), None, in_folder(folder, "answers.npz")
     if isinstance(vault, UserVault):
         if prior is not None or randomizer is not RandomizedResponse:
@@ -149,7 +143,8 @@ def _of_users(
         with np.load(path, allow_pickle=False) as arrays:
             return NoisyLabels(mechanism, arrays["answers"])
 
-    private = release_once(vault, mechanism, file, note, save_labels, load, kept.rows)
+    numbers = len(kept.rows) * (vault.num_classes + 2)
+    private = release_once(vault, mechanism, file, note, save_labels, load, kept.rows, numbers=numbers)
     return private, torch.from_numpy(kept.listed()), take_rows(inputs, kept.rows)
 
 
@@ -170,6 +165,7 @@ def learn(
     return fit(model, inputs, labels.objective(), rows=labels.rows(), **settings)
 
 
+@checked
 def lp_rr_sgd(
     model: nn.Module,
     inputs: Inputs,
@@ -180,6 +176,7 @@ def lp_rr_sgd(
     lipschitz: float | None = None,
     batch_size: int = 1,
     seed: int = 0,
+    folder: Path | None = None,
 ) -> nn.Module:
     """Train by LP-RR-SGD: one pass of projected SGD on unbiased gradients, with the step of its theorem.
 
@@ -192,13 +189,16 @@ def lp_rr_sgd(
         lipschitz: L; when None that of cross-entropy after a linear layer with bias, √2 · max_i |(x_i, 1)|, of the
             public inputs.
         seed: of the order of the rows.
+        folder: keeps the responses, so that none is drawn twice.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
+    checked_count("batch_size", batch_size)
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if lipschitz is None:
         longest = sum(x.detach().float().reshape(len(x), -1).square().sum(dim=1) for x in tensors)
         lipschitz = math.sqrt(2 * (1 + float(torch.as_tensor(longest).amax())))
-    private = release_labels(vault, RandomizedResponse(epsilon, vault.num_classes))
+    private = release_labels(
+        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz")
+    )
     objective = debiased_loss(private, device_of(model))
     step = diameter * min(epsilon, 1.0) * math.sqrt(batch_size) / (6 * vault.num_classes * lipschitz)
     parameters = list(model.parameters())

@@ -7,7 +7,7 @@ mean rating has a smaller squared error than its likeliest class.
 
     data = movielens_1m()                                # the real file, found through LABELDP_DATA
     model = train(network(data), pairs(data.train), data.vault, epsilon=2.0, fit=fit)
-    root_mean_square_error(expected_rating(predict(model, pairs(data.test))), 1 + data.test_labels)
+    root_mean_square_error(expected_rating(predict(model, pairs(data.test))), 1 + data.test_labels.values)
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.train import Inputs
 from labeldp.models.zoo import collaborative_filter
 from labeldp.recipes import lp_mst
+from labeldp.recipes.checks import checked
 from labeldp.recipes.common import Fit
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,

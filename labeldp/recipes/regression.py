@@ -14,7 +14,7 @@ after the release is then that of two classes, low and high: P(high | x) is the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.vault import LabelVault
+from labeldp.data.storage import load_groups, load_values, save_groups, save_values
 from labeldp.learning.bins import Loss, expected_loss, nearest_distribution, optimal_bins
 from labeldp.learning.evidence import on_values
 from labeldp.learning.heads import Head
@@ -38,9 +39,11 @@ from labeldp.mechanisms.moments import Moments
 from labeldp.mechanisms.responses import Rounded
 from labeldp.mechanisms.values import Binned, BinnedResponse, NoisyValues, ValueVault
 from labeldp.recipes import one_shot
-from labeldp.recipes.common import Fit, check_affordable, check_rows, device_of, split_pure
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import Fit, check_affordable, device_of, split_pure
+from labeldp.recipes.kept import checkpoint_of, in_folder, query_note, release_once
 from labeldp.recipes.one_shot import HEADS, OneShot, Report, Tune
-from labeldp.releases import FloatArray, NoisyLabels, NoisyMoments
+from labeldp.releases import FloatArray, NoisyCounts, NoisyLabels, NoisyMoments
 
 # Below this, noisy counts say nothing and their sampler refuses.
 _LEAST_EPSILON = 1e-9
@@ -49,6 +52,7 @@ _FEWEST_CELLS = 8
 _SIDES = 3
 
 
+@checked
 def privatize_values(
     vault: ValueVault,
     *,
@@ -57,11 +61,13 @@ def privatize_values(
     histogram_share: float = 0.2,
     cells: int = 32,
     histogram: npt.ArrayLike | None = None,
+    folder: Path | None = None,
 ) -> NoisyValues:
     """Release one private value per row, at `epsilon` in all, of least expected loss to the true one.
 
     `histogram` is the distribution over the vault's levels where it is public knowledge, and then nothing is
-    spent on it. Otherwise it is counted in at most `cells` equal intervals, for at most `histogram_share` of ε.
+    spent on it. Otherwise it is counted in at most `cells` equal intervals, for at most `histogram_share` of ε. A
+    folder keeps counts and responses, so that none is drawn twice.
 
     >>> from labeldp.mechanisms.values import seal_values
     >>> vault = seal_values(np.random.default_rng(0).exponential(size=5000), low=0, high=10)
@@ -76,13 +82,18 @@ def privatize_values(
     # A loss that fails must fail before anything is spent.
     expected_loss(np.ones_like(levels), levels, second, np.arange(len(levels)), levels, loss)
     if histogram is None:
-        check_affordable(vault, [(PureDP(first), None), (PureDP(second), None)])
-        histogram = noisy_histogram(vault, first, cells)
-    bins, outputs = optimal_bins(histogram, levels, second, loss)
-    release = vault.release(BinnedResponse(second, bins, outputs))
+        files = in_folder(folder, "counts.npz"), in_folder(folder, "answers.npz")
+        check_affordable(vault, [(PureDP(first), files[0]), (PureDP(second), files[1])])
+        histogram = noisy_histogram(vault, first, cells, folder)
+    mechanism = BinnedResponse(second, *optimal_bins(histogram, levels, second, loss))
+    release = release_once(
+        vault, mechanism, in_folder(folder, "answers.npz"), query_note(vault, mechanism), save_values, load_values,
+        numbers=len(vault) + 2 * len(levels),
+    )  # fmt: skip
     return replace(release, levels=levels, prior=np.asarray(histogram, dtype=np.float64))
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -92,19 +103,20 @@ def train(
     fit: Fit,
     loss: Loss = "squared",
     histogram: npt.ArrayLike | None = None,
+    folder: Path | None = None,
 ) -> nn.Module:
     """Release one response per value, at `epsilon` in all, and regress on them; the model has one output per row.
 
     A model trained on these responses shrinks towards the mean, as the responses do: at small ε that is the price of
-    the least loss.
+    the least loss. With a folder, a killed run goes on and draws nothing twice.
     """
-    check_rows(model, inputs, vault, 1)
-    noisy = privatize_values(vault, epsilon=epsilon, loss=loss, histogram=histogram)
+    noisy = privatize_values(vault, epsilon=epsilon, loss=loss, histogram=histogram, folder=folder)
     values = torch.from_numpy(posterior_values(noisy)).float().to(device_of(model))
-    return fit(model, inputs, on_values(values, "absolute" if loss == "absolute" else "squared"))
+    objective = on_values(values, "absolute" if loss == "absolute" else "squared")
+    return fit(model, inputs, objective, **checkpoint_of(folder, noisy.responses, noisy.outputs))
 
 
-def noisy_histogram(vault: ValueVault, epsilon: float, cells: int = 32) -> FloatArray:
+def noisy_histogram(vault: ValueVault, epsilon: float, cells: int = 32, folder: Path | None = None) -> FloatArray:
     """Return the labels' distribution over the levels, (m,), counted with noise in `cells` equal intervals.
 
     Uniform, and free, where epsilon is too small to learn anything.
@@ -114,8 +126,12 @@ def noisy_histogram(vault: ValueVault, epsilon: float, cells: int = 32) -> Float
     cells = min(cells, vault.num_classes)
     cell_of_level = np.arange(vault.num_classes) * cells // vault.num_classes
     counts = GroupCounts(np.zeros(len(vault), dtype=np.int64), 1, cells, LaplaceNoise(epsilon))
-    noisy = vault.release(Binned(cell_of_level, counts)).counts[0]
-    return (nearest_distribution(noisy, len(vault)) / np.bincount(cell_of_level))[cell_of_level]
+    binned = Binned(cell_of_level, counts)
+    note = {**query_note(vault, binned), "cells": cells}
+    kept = in_folder(folder, "counts.npz")
+    noisy = release_once(vault, binned, kept, note, save_groups, load_groups, numbers=cells + 1)
+    assert isinstance(noisy, NoisyCounts)
+    return (nearest_distribution(noisy.counts[0], len(vault)) / np.bincount(cell_of_level))[cell_of_level]
 
 
 def split_of(epsilon: float, num_rows: int, share: float, most: int = 32) -> tuple[int, float, float]:
@@ -187,6 +203,7 @@ def _levels_and_prior(noisy: NoisyValues, histogram: npt.ArrayLike | None) -> tu
 # --- one moment -------------------------------------------------------------------------------------------------
 
 
+@checked
 def moment(
     features: Tensor,
     vault: ValueVault,
@@ -233,12 +250,29 @@ class TwoSided:
         """The vault's."""
         return self._vault.budget
 
+    @property
+    def seeded(self) -> bool:
+        """The vault's."""
+        return self._vault.seeded
+
     def release(self, mechanism: Any, rows: Any = None) -> NoisyMoments:
         """Release the moment of three rounded classes, folded into two."""
+        return folded(self._vault.release(self._rounded(mechanism), rows))
+
+    def lease(self, mechanism: Any, times: int, rows: Any = None, *, counter: Any = None) -> Callable[[], NoisyMoments]:
+        """Pay for `times` such moments, as `LabelVault.lease` does."""
+        lease = self._vault.lease(self._rounded(mechanism), times, rows, counter=counter)
+        return lambda: folded(lease())
+
+    def record(self, mechanism: Any, rows: Any = None, **marks: Any) -> None:
+        """Pay for one that an earlier vault drew, as `LabelVault.record` does."""
+        self._vault.record(self._rounded(mechanism), rows, **marks)
+
+    def _rounded(self, mechanism: Any) -> Rounded[NoisyMoments]:
         if not isinstance(mechanism, Moments):
             raise ValueError(f"{mechanism!r} is not a moment; numbers release moments only")
-        rounded = Moments(mechanism.chunks, _SIDES, mechanism.noise, mechanism.radius)
-        return folded(self._vault.release(Rounded(rounded, self._vault.num_classes, _SIDES), rows))
+        sides = Moments(mechanism.chunks, _SIDES, mechanism.noise, mechanism.radius)
+        return Rounded(sides, self._vault.num_classes, _SIDES)
 
 
 def folded(noisy: NoisyMoments) -> NoisyMoments:

@@ -20,7 +20,6 @@ of 0.1 and 0.5, small networks) two rounds were ahead of one head, and no surer 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +28,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from labeldp.core.events import Gaussian
 from labeldp.core.vault import LabelVault
 from labeldp.features.encoders import Encoder
 from labeldp.learning.train import Inputs, predict
-from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.recipes import distil, one_shot
-from labeldp.recipes.common import check_affordable, check_rows, device_of, in_folder, split_budget
+from labeldp.recipes.checks import checked
+from labeldp.recipes.common import device_of, split_budget
+from labeldp.recipes.kept import in_folder, planned
 from labeldp.recipes.one_shot import OneShot
 
 
@@ -72,6 +71,7 @@ class Rounds:
     probabilities: Tensor
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Tensor,
@@ -97,12 +97,12 @@ def train(
         teach: `distil.train`, or that with settings bound: `functools.partial(distil.train, fit=…)`.
         folder: keeps moments and students, so that a killed run goes on and draws nothing twice.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
     _body(model)  # refused before anything is spent
     parts = split_budget(epsilon, delta, shares)
     folders = [None if folder is None else folder / f"round-{number}" for number in range(1, len(parts) + 1)]
-    events = [Gaussian(GaussianNoise.for_budget(part, delta).std, math.sqrt(2.0)) for part in parts]
-    check_affordable(vault, [(event, in_folder(f, "moment.npz")) for event, f in zip(events, folders, strict=True)])
+    events = [one_shot.event_of(one_shot.noise_for(part, delta)) for part in parts]
+    moments = [(event, None, in_folder(f, "moment.npz")) for event, f in zip(events, folders, strict=True)]
+    vault = planned(vault, moments)
     first = {name: value.clone() for name, value in model.state_dict().items()}
     shots: list[OneShot] = []
     guess, seen = torch.empty(0), features

@@ -26,25 +26,18 @@ from labeldp.learning.train import Inputs
 from labeldp.mechanisms.common import checked_epsilon
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.responses import PriorResponse
+from labeldp.recipes.checks import checked
 from labeldp.recipes.cluster_votes import Grouping, group_numbers, release_groups
-from labeldp.recipes.common import (
-    Fit,
-    check_affordable,
-    check_rows,
-    checked_part,
-    checkpoint_of,
-    device_of,
-    in_folder,
-    release_labels,
-    split_pure,
-)
-from labeldp.recipes.lp_mst import Known, Learn, hard_responses
+from labeldp.recipes.common import Fit, check_affordable, checked_part, device_of, split_pure
+from labeldp.recipes.kept import checkpoint_of, in_folder, release_labels
+from labeldp.recipes.lp_mst import Known, Learn, check_learn, hard_responses
 from labeldp.releases import FloatArray, NoisyCounts
 
 # Below this, noisy counts say nothing and their sampler refuses.
 _LEAST_EPSILON = 1e-9
 
 
+@checked
 def train(
     model: nn.Module,
     inputs: Inputs,
@@ -67,7 +60,7 @@ def train(
             leaves one class only, it learns nothing from its rows.
         folder: keeps counts, responses and a checkpoint, so that a killed run goes on and draws nothing twice.
     """
-    check_rows(model, inputs, vault, vault.num_classes)
+    check_learn(learn, vault.num_classes)
     groups, num_groups = group_numbers(clusters, vault)
     first, second = split_of(epsilon, len(vault), num_groups, prior_epsilon)
     counts_file, responses_file = in_folder(folder, "counts.npz"), in_folder(folder, "answers.npz")

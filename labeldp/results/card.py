@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,6 +11,11 @@ from typing import Any
 from labeldp.core.certificate import Certificate
 from labeldp.results.words import BELIEFS, belief_in_words, odds_in_words
 from labeldp.results.writing import render
+
+# Whole numbers beyond this are not exact as floats; no table has so many rows.
+_MOST = 1 << 53
+# What `metrics.json` says of a test beside measures.
+COUNTS = ("rows", "training_rows_left_out")
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,25 @@ class Story:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Story:
-        """Return the story of plain values; raise TypeError or KeyError when some are missing."""
+        """Return the story of plain values; raise TypeError, KeyError or ValueError where they are none."""
         # Folders that were written before numbers could be trained on have no bounds.
         known = {"bounds": None, **fields}
         lists = {name: None if known[name] is None else tuple(known[name]) for name in ("classes", "bounds")}
-        return cls(**{**known, **lists, "features": tuple(known["features"])})
+        story = cls(**{**known, **lists, "features": tuple(known["features"])})
+        texts = (story.data, story.label, story.method, story.reason, *story.features, *(story.classes or ()))
+        numbers = (story.rows, story.epsilon, story.delta, *(story.bounds or ()))
+        if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
+            raise TypeError("a text or a number of the story is none")
+        if not isinstance(story.rows, int) or story.rows < 0 or not 0 <= story.delta < 1 or not story.epsilon >= 0:
+            raise ValueError("rows, epsilon or delta are out of range")
+        if story.bounds is not None and (len(story.bounds) != 2 or not story.bounds[0] < story.bounds[1]):
+            raise ValueError("bounds are two numbers")
+        return story
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a plain number that can be shown: finite, and no larger than it could be counted."""
+    return (isinstance(value, float) and math.isfinite(value)) or (type(value) is int and abs(value) <= _MOST)
 
 
 def promise(certificate: Certificate) -> str:
@@ -96,10 +117,12 @@ def measure_words(name: str) -> str:
 def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any], name: str) -> str:
     """Return the card as Markdown, with the header that model hubs read."""
     test: Mapping[str, Any] = metrics.get("test") or {}
-    measures = (f"{measure_words(name)} {value:.4g}" for name, value in test.items() if name != "rows")
+    measures = (f"{measure_words(name)} {value:.4g}" for name, value in test.items() if name not in COUNTS)
     expected = metrics.get("expected", {})
+    # A name that a shell or a block of code could misread is left to the reader.
+    folder = name if re.fullmatch(r"[\w.+@%,=-]+", name) else "FOLDER"
     return render(
-        "model_card.md", name=name, certificate=certificate, story=story, promise=promise(certificate),
+        "model_card.md", name=name, folder=folder, certificate=certificate, story=story, promise=promise(certificate),
         number=number_words(story), beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
         not_protected=not_protected(story), test=test, measures=", ".join(measures),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labeldp.audit.folders import AUDIT
 from labeldp.audit.result import AuditResult
 from labeldp.choosing.choice import Choice, choose
 from labeldp.core.certificate import Certificate
 from labeldp.recipes.worth import Case
-from labeldp.results.card import Story
+from labeldp.results.card import Story, is_number
 from labeldp.results.folder import FILES, ArtifactError, read
-from labeldp.results.verify import verify_folder
+from labeldp.results.signing import AUDIT
+from labeldp.results.verify import check
 
 # Recipes are compared for a machine that can train all of them.
 DEVICE = "cuda"
@@ -41,6 +41,7 @@ class Facts:
         certificate, story, metrics: as the folder has them.
         files: name and SHA-256 of each file, as certified.
         problems: what `labeldp verify` finds wrong with it.
+        signer: the public key that signed all of it; empty where none did.
         choice: recipes compared for such data; None for labels that are numbers.
         width: numbers per row that the recipes were compared for; None where not known.
         audit: a lower bound on ε, where one was made.
@@ -55,6 +56,7 @@ class Facts:
     metrics: Mapping[str, Any] = field(hash=False)
     files: Mapping[str, str] = field(hash=False)
     problems: tuple[str, ...] = ()
+    signer: str = ""
     choice: Choice | None = None
     width: int | None = None
     audit: AuditResult | None = None
@@ -70,7 +72,7 @@ class Facts:
     @property
     def score(self) -> float | None:
         """Accuracy, or R² of numbers, on open labels, where some were given."""
-        return self.metrics.get("test", {}).get(_measure(self.story))
+        return self.metrics["test"].get(_measure(self.story))
 
     @property
     def measure_name(self) -> str:
@@ -105,22 +107,36 @@ def gather(
     """
     folder = Path(folder)
     result = read(folder)
-    story, certificate = result.story, result.certificate
+    story, certificate, metrics = result.story, result.certificate, _shown(result.metrics)
     hashes = dict((certificate.release or {}).get("files", {}))
     if certificate.artifact is not None:
         hashes = {certificate.artifact.name: certificate.artifact.sha256, **hashes}
-    known = result.metrics.get("non_private", {}).get(_measure(story)) if non_private is None else non_private
+    known = metrics["non_private"].get(_measure(story)) if non_private is None else non_private
     if known is not None and not 0 <= known <= 1:
         what = "an R²" if story.classes is None else "a share of right predictions"
         raise ArtifactError(f"non_private={known} is not {what}; give a number from 0 to 1")
     width = _width(story, result.tensors)
     bound, audited = _audit(folder, audit)
+    verdict = check(folder)
     return Facts(
-        folder.resolve().name, certificate, story, result.metrics,
-        files={name: str(hashes[name]) for name in FILES if name in hashes}, problems=verify_folder(folder),
+        folder.resolve().name, certificate, story, metrics,
+        files={name: str(hashes[name]) for name in FILES if name in hashes}, problems=verdict.problems,
+        signer="" if verdict.signature is None else verdict.signature.signer,
         choice=_choice(story, width), width=width, audit=bound, audited=audited,
         beside=tuple(_measured(Path(one), story) for one in beside), non_private=known,
     )  # fmt: skip
+
+
+def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a page shows of the measures: numbers under names, and curves; whatever else is there is not."""
+    curves = metrics.get("curves")
+    listed = curves if isinstance(curves, list) else ()
+    found: dict[str, Any] = {"curves": [one for one in listed if isinstance(one, Mapping)]}
+    for part in ("test", "expected", "non_private"):
+        values = metrics.get(part)
+        named = values.items() if isinstance(values, Mapping) else ()
+        found[part] = {str(name): value for name, value in named if is_number(value)}
+    return found
 
 
 def case_of(facts: Facts) -> Case:
@@ -155,7 +171,7 @@ def _measured(folder: Path, story: Story) -> Measured:
     result = read(folder)
     if _measure(result.story) != _measure(story):
         raise ArtifactError(f"of {str(folder)!r} and this result one predicts a class and one a number; leave it out")
-    score = result.metrics.get("test", {}).get(_measure(story))
+    score = _shown(result.metrics)["test"].get(_measure(story))
     if score is None:
         raise ArtifactError(f"{str(folder)!r} was not measured on open labels; train it with --test, or leave it out")
     return Measured(folder.resolve().name, result.story.method, result.certificate.epsilon, float(score))

@@ -5,6 +5,7 @@
     config.toml         the run: every option as it was resolved
     model_card.md       what is protected and what is not, in words
     metrics.json        how good it is, from public numbers and releases already paid for
+    signature.json      who vouches for all of these, where it was signed
 
 Nothing in it comes from a true label but through releases that the certificate counts.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -29,7 +31,8 @@ from labeldp.atomic import draft_of, flush
 from labeldp.core.certificate import Certificate, CertificateError, describe_artifact
 from labeldp.core.certificate import read as read_certificate
 from labeldp.results.card import Story, model_card
-from labeldp.results.writing import to_toml
+from labeldp.results.signing import SigningKey, sign
+from labeldp.results.writing import one_line, run_toml
 
 FORMAT = "labeldp-model/1"
 MODEL, CERTIFICATE, CONFIG = "model.safetensors", "certificate.json", "config.toml"
@@ -37,6 +40,9 @@ CARD, METRICS = "model_card.md", "metrics.json"
 FILES = (MODEL, CERTIFICATE, CONFIG, CARD, METRICS)
 # Beside the model, which the certificate names itself.
 HASHED = (CONFIG, CARD, METRICS)
+# What is read of a folder that a stranger wrote: no text beyond this, and no more tensors.
+_MOST_BYTES, _MOST_TENSORS = 16 << 20, 100_000
+_QUOTED, _MOST_DOTS = re.compile(r'"(?:\\.|[^"\\\n])*"'), 20
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -77,11 +83,20 @@ class Draft:
     path: Path
     written: bool = False
 
-    def write(self, result: Result) -> Certificate:
-        """Write all files and return the certificate, bound to them."""
-        _write_model(self.path / MODEL, result)
+    def write(self, result: Result, key: SigningKey | None = None) -> Certificate:
+        """Write all files, signed where a key is given, and return the certificate, bound to them."""
+        from safetensors.numpy import save_file
+
+        described = json.dumps(dict(result.model), ensure_ascii=False, allow_nan=False)
+        tensors = {name: np.ascontiguousarray(tensor) for name, tensor in result.tensors.items()}
+        save_file(tensors, self.path / MODEL, metadata={"format": FORMAT, "kind": result.kind, "model": described})
+        name, command = one_line(self.target.name), next(iter(result.run))
+        again = (
+            f"# How {name} was made. Do it again, with noise drawn and paid for anew:\n"
+            f"#   labeldp {command} --config {name}/{CONFIG} --out ANOTHER\n\n"
+        )
         texts = {
-            CONFIG: _config_text(result.run, self.target.name),
+            CONFIG: again + run_toml(result.run),
             CARD: model_card(result.certificate, result.story, result.metrics, self.target.name),
             METRICS: json.dumps(dict(result.metrics), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
         }
@@ -91,6 +106,8 @@ class Draft:
         release = {"format": FORMAT, "kind": result.kind, "story": result.story.to_json(), "files": hashes}
         certificate = replace(result.certificate, release=release).about(self.path / MODEL)
         certificate.write(self.path / CERTIFICATE)
+        if key is not None:
+            sign(self.path, key)
         self.written = True
         return certificate
 
@@ -130,47 +147,77 @@ def read(folder: Path) -> Result:
             f"{MODEL} in {str(folder)!r} is not the certified one: it was damaged or replaced. Restore the folder from "
             "a copy, or train again"
         )
-    metadata, tensors = read_model(folder)
-    release = certificate.release or {}
-    return Result(
-        str(metadata["kind"]), json.loads(metadata["model"]), tensors, certificate, read_config(folder),
-        Story.from_json(release.get("story", {})), json.loads(_present(folder, METRICS).read_text(encoding="utf-8")),
-    )  # fmt: skip
+    kind, model, tensors = read_model(folder)
+    return Result(kind, model, tensors, certificate, read_config(folder), story_of(certificate), read_metrics(folder))
 
 
 def certificate_in(folder: Path) -> Certificate:
-    """The certificate of a folder that this library wrote."""
+    """Return the certificate of a folder that this library wrote."""
     try:
         certificate = read_certificate(_present(folder, CERTIFICATE))
-    except (CertificateError, UnicodeError) as error:
+    except (CertificateError, UnicodeError, RecursionError) as error:
         raise ArtifactError(f"{CERTIFICATE} in {str(folder)!r}: {error}; restore it from a copy") from None
     if (certificate.release or {}).get("format") != FORMAT:
         raise ArtifactError(f"{str(folder)!r} does not hold a model of this library (format {FORMAT!r})")
     return certificate
 
 
-def read_model(folder: Path) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
-    """The header's notes and the tensors of the model file."""
-    from safetensors import SafetensorError, safe_open
+def story_of(certificate: Certificate) -> Story:
+    """Return what a certificate says that its model was made of."""
+    try:
+        return Story.from_json((certificate.release or {})["story"])
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise ArtifactError(f"{CERTIFICATE} does not say what the model was made of; restore it from a copy") from None
+
+
+def read_model(folder: Path) -> tuple[str, dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Return the kind of the model, its description and its tensors."""
+    from safetensors import safe_open
 
     path = _present(folder, MODEL)
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except SafetensorError:
-        metadata, tensors = {}, {}
-    if metadata.get("format") != FORMAT or not {"kind", "model"} <= set(metadata):
-        raise ArtifactError(f"{MODEL} in {str(folder)!r} cannot be read; restore it from a copy, or train again")
-    return metadata, tensors
+            notes = file.metadata() or {}
+            names = list(file.keys())
+            if notes["format"] != FORMAT or len(names) > _MOST_TENSORS:
+                raise ValueError("not ours")
+            return notes["kind"], dict(json.loads(notes["model"])), {name: file.get_tensor(name) for name in names}
+    except Exception:
+        # Whatever is in the file: its reader has errors of its own, and the description may be anything.
+        raise ArtifactError(
+            f"{MODEL} in {str(folder)!r} cannot be read; restore it from a copy, or train again"
+        ) from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The options of the run."""
+    """Return the options of the run."""
     try:
-        return tomllib.loads(_present(folder, CONFIG).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeError):
+        text = read_text(folder, CONFIG)
+        # Reading a key of many parts takes time by their square; ours have one.
+        if any(line.count(".") > _MOST_DOTS for line in _QUOTED.sub("", text).splitlines()):
+            raise ValueError("dots")
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
         raise ArtifactError(f"{CONFIG} in {str(folder)!r} is not TOML; restore it from a copy") from None
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """Return the measures."""
+    try:
+        found = json.loads(read_text(folder, METRICS))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ArtifactError(f"{METRICS} in {str(folder)!r} is no JSON object; restore it from a copy")
+    return found
+
+
+def read_text(folder: Path, name: str) -> str:
+    """Return a text of the folder, unless it is larger than any that this library writes."""
+    path = _present(folder, name)
+    if path.stat().st_size > _MOST_BYTES:
+        raise ArtifactError(f"{name} in {str(folder)!r} has {path.stat().st_size:,} bytes; this library writes no such")
+    return path.read_text(encoding="utf-8")
 
 
 def _present(folder: Path, name: str) -> Path:
@@ -179,22 +226,6 @@ def _present(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise ArtifactError(f"there is no {name} in {str(folder)!r}; give a whole folder that labeldp train wrote")
     return folder / name
-
-
-def _write_model(path: Path, result: Result) -> None:
-    from safetensors.numpy import save_file
-
-    model = json.dumps(dict(result.model), ensure_ascii=False, allow_nan=False)
-    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in result.tensors.items()}
-    save_file(tensors, path, metadata={"format": FORMAT, "kind": result.kind, "model": model})
-
-
-def _config_text(run: Mapping[str, Any], name: str) -> str:
-    command = next(iter(run))
-    return (
-        f"# How {name} was made. Do it again, with noise drawn and paid for anew:\n"
-        f"#   labeldp {command} --config {name}/{CONFIG} --out ANOTHER\n\n" + to_toml(run)
-    )
 
 
 def _made(target: Path) -> Path:
@@ -213,8 +244,8 @@ def _made(target: Path) -> Path:
 
 
 def _publish(draft: Draft) -> None:
-    for name in FILES:
-        flush(draft.path / name)
+    for file in draft.path.iterdir():
+        flush(file)
     flush(draft.path)
     # Fails where the name was taken meanwhile by anything but an empty folder.
     os.rename(draft.path, draft.target)

@@ -60,7 +60,7 @@ def write_page(facts: Facts, path: Path) -> None:
 
 def _tiles(facts: Facts) -> list[tuple[str, str]]:
     """Return the figures at the top: the price first, then what it bought."""
-    certificate, test = facts.certificate, facts.metrics.get("test", {})
+    certificate, test = facts.certificate, facts.metrics["test"]
     odds = f"{at_most(math.exp(certificate.epsilon), 3)}×" if certificate.epsilon < 50 else "no bound to speak of"
     tiles = [
         ("ε", at_most(certificate.epsilon, 4)),

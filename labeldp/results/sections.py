@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from labeldp.choosing.measured import accuracy, along, labels_per_class, references
 from labeldp.choosing.words import count
-from labeldp.core import accountant
 from labeldp.core import events as ev
+from labeldp.core import filter as plan_filter
+from labeldp.core.filter import Plans
 from labeldp.core.ledger import Group, worst_epsilon
 from labeldp.recipes.catalogue import BY_KEY
-from labeldp.results.card import measure_words, not_protected, promise
+from labeldp.results.card import COUNTS, is_number, measure_words, not_protected, promise
 from labeldp.results.charts import Axis, Band, Series, bars, chart, dot_grid
 from labeldp.results.facts import DEVICE, Facts, case_of
 from labeldp.results.folder import MODEL
@@ -51,7 +52,7 @@ class Figure(NamedTuple):
     caption: str
 
 
-# --- the promise ----------------------------------------------------------------------------------------------------
+# -- the promise -----------------------------------------------------------------------------------------------------
 
 
 def promise_section(facts: Facts) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def _beliefs(epsilon: float) -> Figure:
     return Figure(image, f"What anyone can learn about one label at ε = {at_most(epsilon, 4)}. {summary}")
 
 
-# --- the ledger -----------------------------------------------------------------------------------------------------
+# -- the ledger ------------------------------------------------------------------------------------------------------
 
 
 def ledger_section(facts: Facts) -> dict[str, Any]:
@@ -104,14 +105,15 @@ def ledger_section(facts: Facts) -> dict[str, Any]:
 
 
 def _queries(group: Group, delta: float) -> list[list[str]]:
-    """Return one line for each kind of query, with ε of all up to it."""
+    """Return one line for each kind of query of a plan, with ε of all up to it."""
+    lines = [(plan, place, query) for plan, asked in enumerate(group.plans) for place, query in enumerate(asked)]
     rows = []
-    for place, query in enumerate(group.queries[:_MOST_QUERIES]):
-        so_far = at_most(accountant.epsilon(group.queries[: place + 1], delta))
-        rows.append([f"{group.rows:,}", f"{query.times:,}", event_words(query.event), so_far])
-    if len(group.queries) > _MOST_QUERIES:
-        whole = at_most(accountant.epsilon(group.queries, delta))
-        rest = group.queries[_MOST_QUERIES:]
+    for plan, place, query in lines[:_MOST_QUERIES]:
+        so_far = (*group.plans[:plan], group.plans[plan][: place + 1])
+        cost = at_most(plan_filter.epsilon(so_far, delta))
+        rows.append([f"{group.rows:,}", f"{query.times:,}", event_words(query.event), cost])
+    if rest := [query for _, _, query in lines[_MOST_QUERIES:]]:
+        whole = at_most(plan_filter.epsilon(group.plans, delta))
         rows.append([f"{group.rows:,}", f"{sum(query.times for query in rest):,}", f"{len(rest)} more kinds", whole])
     return rows or [[f"{group.rows:,}", "0", "not queried", "0"]]
 
@@ -133,24 +135,28 @@ def event_words(event: object) -> str:
     return words if diameter is None else f"{words}; one label moves it by at most {diameter:.4g}"
 
 
-def growth(queries: ev.Queries, delta: float, steps: int = _STEPS) -> list[tuple[float, float]]:
+def growth(plans: Plans, delta: float, steps: int = _STEPS) -> list[tuple[float, float]]:
     """Return ε after so many queries, in the order of the ledger: about `steps` points, the last for all of them."""
-    total = sum(query.times for query in queries)
+    total = sum(query.times for plan in plans for query in plan)
     counts = sorted({max(1, round(total * step / steps)) for step in range(1, steps + 1)})
-    return [(float(count), accountant.epsilon(_first(queries, count), delta)) for count in counts]
+    return [(float(count), plan_filter.epsilon(_first(plans, count), delta)) for count in counts]
 
 
-def _first(queries: ev.Queries, count: int) -> ev.Queries:
-    taken: list[ev.Query] = []
-    for query in queries:
-        if count > 0:
-            taken.append(ev.Query(query.event, min(query.times, count)))
-            count -= query.times
+def _first(plans: Plans, count: int) -> Plans:
+    """Return so many queries of the history, plan by plan."""
+    taken: list[ev.Queries] = []
+    for plan in plans:
+        part: list[ev.Query] = []
+        for query in plan:
+            if count > 0:
+                part.append(ev.Query(query.event, min(query.times, count)))
+                count -= query.times
+        taken.append(tuple(part))
     return tuple(taken)
 
 
 def _growth(group: Group, delta: float) -> Figure | None:
-    points = growth(group.queries, delta) if sum(query.times for query in group.queries) > 1 else []
+    points = growth(group.plans, delta) if sum(query.times for query in group.queries) > 1 else []
     if len(points) < 2 or not all(math.isfinite(value) for _, value in points) or points[-1][1] <= 0:
         return None
     summary = f"After {points[-1][0]:,.0f} queries ε is {at_most(points[-1][1], 4)}."
@@ -159,7 +165,7 @@ def _growth(group: Group, delta: float) -> Figure | None:
     return Figure(image, f"How ε of the costliest history grew, in the order of the ledger. {summary}")
 
 
-# --- the noise ------------------------------------------------------------------------------------------------------
+# -- the noise -------------------------------------------------------------------------------------------------------
 
 
 def noise_section(facts: Facts) -> dict[str, Any] | None:
@@ -190,30 +196,27 @@ def noise_section(facts: Facts) -> dict[str, Any] | None:
     return {"words": words, "figure": Figure(image, caption)}
 
 
-# --- quality --------------------------------------------------------------------------------------------------------
+# -- quality ---------------------------------------------------------------------------------------------------------
 
 
 def quality_section(facts: Facts) -> dict[str, Any]:
     """Return measures, learning curves, and accuracy against ε."""
-    test = facts.metrics.get("test") or {}
-    origins = {"open labels": test, "public rows and the private model": facts.metrics.get("expected", {})}
+    test = facts.metrics["test"]
+    origins = {"open labels": test, "public rows and the private model": facts.metrics["expected"]}
     cells = [
         (measure_words(name), f"{value:.4g}", origin)
         for origin, found in origins.items()
         for name, value in found.items()
-        if name != "rows" and _is_number(value)
+        if name not in COUNTS
     ]
-    figures = [against_epsilon(facts), *map(learning_curve, facts.metrics.get("curves", ()))]
+    figures = [against_epsilon(facts), *map(learning_curve, facts.metrics["curves"])]
     return {
         "test_rows": test.get("rows"),
+        "left_out": test.get("training_rows_left_out"),
         "measures": Table("Measures", ["measure", "value", "from"], cells, numbers=(1,)) if cells else None,
         "figures": [one for one in figures if one is not None],
         "one_query": facts.story.method in BY_KEY and not BY_KEY[facts.story.method].network,
     }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def learning_curve(curve: Mapping[str, Any]) -> Figure | None:
@@ -221,8 +224,8 @@ def learning_curve(curve: Mapping[str, Any]) -> Figure | None:
 
     None where fewer than two points are left.
     """
-    pairs = zip(curve.get("x", ()), curve.get("y", ()), strict=False)
-    points = sorted((float(x), float(y)) for x, y in pairs if _is_number(x) and _is_number(y))
+    pairs = zip(*(one if isinstance(one, list) else () for one in (curve.get("x"), curve.get("y"))), strict=False)
+    points = sorted((float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y))
     if len(points) < 2 or points[0][0] == points[-1][0]:
         return None
     name, by = str(curve.get("name", "value")), str(curve.get("x_name", "step"))
@@ -300,7 +303,7 @@ def expected(facts: Facts, grid: Sequence[float]) -> list[Series]:
     return [Series(f"{recipe.key} on data like {found[0].dataset}", points, tone=4, dashed=True)] if points else []
 
 
-# --- methods --------------------------------------------------------------------------------------------------------
+# -- methods ---------------------------------------------------------------------------------------------------------
 
 
 def methods_section(facts: Facts) -> dict[str, Any]:
@@ -331,7 +334,7 @@ def methods_section(facts: Facts) -> dict[str, Any]:
     return found
 
 
-# --- trust ----------------------------------------------------------------------------------------------------------
+# -- trust -----------------------------------------------------------------------------------------------------------
 
 
 def audit_section(facts: Facts) -> dict[str, Any]:

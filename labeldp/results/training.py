@@ -22,6 +22,7 @@ from labeldp.data.door import PrivateData
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
+from labeldp.estimator.serialise import PartsError
 from labeldp.recipes.catalogue import AUTO, BY_KEY, find
 from labeldp.results.card import Story
 from labeldp.results.folder import ArtifactError, Result, read
@@ -111,7 +112,17 @@ def network_for(shape: Sequence[int]) -> Network:
 
 def load(folder: Path | str, device: str | None = None) -> Model:
     """Return the model of a folder that `labeldp train` wrote; refused where it is not the certified one."""
-    return rebuilt(read(Path(folder)), device)
+    result = read(Path(folder))
+    try:
+        return rebuilt(result, device)
+    except (ArtifactError, PartsError):
+        raise
+    except Exception as error:
+        # A stranger's description may be anything; whatever it is, the outcome is a sentence.
+        raise ArtifactError(
+            f"the model in {str(folder)!r} cannot be rebuilt from its description ({type(error).__name__}); restore "
+            "the folder from a copy, or train again"
+        ) from None
 
 
 def rebuilt(result: Result, device: str | None = None) -> Model:
@@ -142,8 +153,12 @@ def trained(
     store: Any = None,
     note: str | None = None,
     report: Report | None = None,
+    folder: Path | None = None,
 ) -> Model:
-    """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`."""
+    """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`.
+
+    A folder keeps what is paid for as it is drawn, so that a run that was stopped goes on (`labeldp.results.resume`).
+    """
     why, network = "It was requested by name.", None
     if data.columns is None:
         method, why = _for_images(data, epsilon, delta, method, device, why)
@@ -155,6 +170,7 @@ def trained(
         "store": store,
         "note": note,
         "report": recorder,
+        "settings": None if folder is None else {"folder": folder},
     }
     if network is not None:
         with torch.random.fork_rng():
@@ -223,6 +239,8 @@ def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
             found["test"] = measured(model.estimator.predict_proba(features), labels)
         else:
             found["test"] = measured_numbers(model.estimator.predict(features), labels)
+        if data.test.left_out:
+            found["test"]["training_rows_left_out"] = data.test.left_out
     return found
 
 

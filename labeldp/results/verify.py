@@ -1,60 +1,138 @@
-"""Check a whole result: hashes, the claim recomputed from its ledger, and that all files tell one story."""
+"""Check a whole result: hashes, the claim recomputed from its ledger, that all files tell one story, who signed it."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from labeldp.core.certificate import Certificate, describe_artifact, verify
 from labeldp.data import tables
+from labeldp.results import signing
 from labeldp.results.card import Story, promise
-from labeldp.results.folder import CARD, CONFIG, FILES, HASHED, METRICS, MODEL, certificate_in, read_config, read_model
+from labeldp.results.folder import (
+    CARD,
+    CONFIG,
+    FILES,
+    HASHED,
+    METRICS,
+    MODEL,
+    certificate_in,
+    read_config,
+    read_metrics,
+    read_model,
+    read_text,
+    story_of,
+)
+from labeldp.results.history import history_problems, read_history, spent_in
+from labeldp.results.words import at_most
 
 # A composed ε is rounded up to a hair above what was requested, at most.
 _SLACK = 1e-6
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What came out of checking a result.
+
+    Args:
+        problems: everything that is wrong with it, as sentences; empty where all of it holds.
+        certificate: None where it cannot be read, or the file is the history of a store.
+        spent: ε and δ that are claimed; None where they cannot be read.
+        signature: None where it is not signed.
+        trusted: whether one of the signers that were asked for has signed it.
+    """
+
+    problems: tuple[str, ...]
+    certificate: Certificate | None = None
+    spent: tuple[float, float] | None = None
+    signature: signing.Signature | None = None
+    trusted: bool = False
+
+    @property
+    def proved(self) -> str:
+        """What checking has shown, in one sentence; empty where something is wrong."""
+        if self.problems or self.spent is None:
+            return ""
+        cost = f"epsilon {at_most(self.spent[0])} at delta {at_most(self.spent[1])}"
+        if self.certificate is None:
+            shown = f"the history is whole and ends at {cost}"
+        else:
+            about = "" if self.certificate.artifact is None else ", and every file is the certified one"
+            shown = f"{cost} follows from the ledger{about}"
+        return shown + (f"; {self.signature.signer} signed all of it" if self.signature is not None else "")
+
+    @property
+    def not_proved(self) -> str:
+        """What nobody can see from the files, in one sentence."""
+        ledger = f"that the {'ledger' if self.certificate else 'history'} lists every query of these labels"
+        if self.signature is None:
+            return f"{ledger}. It is not signed: whoever had the files could have rewritten all of them"
+        if not self.trusted:
+            return f"{ledger}, nor that this signer may be trusted; name the one you trust with --signer"
+        return f"{ledger}; for that the signer's word stands, or the history of a budget store"
+
+
+def check(
+    path: Path | str,
+    *,
+    max_epsilon: float | None = None,
+    max_delta: float | None = None,
+    signers: Collection[str | Path] = (),
+) -> Verdict:
+    """Check whatever has a certificate: a folder, a privatized file, a certificate by itself; or a store's history.
+
+    Args:
+        path: any of them.
+        max_epsilon, max_delta: the most that you accept.
+        signers: public keys, or files that hold one; one of them must have signed.
+    """
+    path, wanted = Path(path), [signing.public_key(signer) for signer in signers]
+    certificate = spent = None
+    problems: list[str] = []
+    try:
+        if path.suffix == ".json" and (history := read_history(path)) is not None:
+            problems += history_problems(history)
+            spent = spent_in(history)
+        else:
+            problems += verify_folder(path) if path.is_dir() else tables.verify_file(path)
+            certificate = certificate_in(path) if path.is_dir() else tables.certificate_of(path)
+            spent = certificate.epsilon, certificate.delta
+    except Exception:
+        # Whatever is in the file: its problems say what is wrong with it.
+        problems = problems or ["it cannot be read; restore it from a copy"]
+    for name, claimed, most in zip(("epsilon", "delta"), spent or (), (max_epsilon, max_delta), strict=False):
+        if most is not None and not claimed <= most * (1 + _SLACK):
+            problems.append(f"the claim is {name}={claimed:.9g}, more than the {most:g} that you accept")
+    signature, unsigned = signing.check(path, wanted)
+    trusted = signature is not None and signature.signer in wanted and not unsigned
+    return Verdict((*problems, *unsigned), certificate, spent, signature, trusted)
+
+
 def verify_folder(folder: Path) -> tuple[str, ...]:
-    """Everything that is wrong with a result, as sentences; empty when all of it holds."""
+    """Return everything that is wrong with a result, as sentences; nothing when all of it holds.
+
+    The signature is not looked at: see `check`.
+    """
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         return tuple(f"there is no {name} in {str(folder)!r}" for name in missing)
     try:
         certificate = certificate_in(folder)
-        story = Story.from_json((certificate.release or {})["story"])
-    except (ValueError, KeyError, TypeError, OSError) as error:
+        story = story_of(certificate)
+        problems = [*verify(certificate, folder / MODEL)]
+    except Exception as error:
+        # Whatever is in the file, the outcome is a sentence.
         return (f"the certificate cannot be verified: {str(error) or type(error).__name__}",)
-    checks = (_files, _claim, _run, _model, _card, _metrics)
-    return (*verify(certificate, folder / MODEL), *_found(checks, folder, certificate, story))
-
-
-def problems_of(path: Path) -> tuple[str, ...]:
-    """The same for whatever has a certificate: a folder, a privatized file, or a certificate by itself."""
-    return verify_folder(path) if path.is_dir() else tables.verify_file(path)
-
-
-def certificate_of(path: Path) -> Certificate:
-    """The certificate of a folder, a privatized file, or one by itself."""
-    return certificate_in(path) if path.is_dir() else tables.certificate_of(path)
-
-
-Check = Callable[[Path, Certificate, Story], Iterable[str]]
-
-
-def _found(checks: tuple[Check, ...], folder: Path, certificate: Certificate, story: Story) -> list[str]:
-    problems: list[str] = []
-    for check in checks:
+    for name, compare in CHECKS.items():
         try:
-            problems += check(folder, certificate, story)
+            problems += compare(folder, certificate, story)
         except Exception as error:
-            # Whatever is in the files, the outcome is a sentence.
-            problems.append(f"{check.__name__.lstrip('_')}: {str(error) or type(error).__name__}")
-    return problems
+            problems.append(f"{name}: {str(error) or type(error).__name__}")
+    return tuple(problems)
 
 
 def _files(folder: Path, certificate: Certificate, _story: Story) -> Iterable[str]:
@@ -93,10 +171,9 @@ def _run(folder: Path, _certificate: Certificate, story: Story) -> Iterable[str]
 
 
 def _model(folder: Path, certificate: Certificate, story: Story) -> Iterable[str]:
-    metadata, tensors = read_model(folder)
-    if metadata["kind"] != (certificate.release or {}).get("kind"):
+    kind, described, tensors = read_model(folder)
+    if kind != (certificate.release or {}).get("kind"):
         yield "the model and the certificate name different kinds of model"
-    described = json.loads(metadata["model"])
     described = described.get("estimator", described)
     stated = {"epsilon": story.epsilon, "method": story.method, "bounds": story.bounds and list(story.bounds)}
     for name, value in stated.items():
@@ -108,13 +185,24 @@ def _model(folder: Path, certificate: Certificate, story: Story) -> Iterable[str
 
 
 def _card(folder: Path, certificate: Certificate, _story: Story) -> Iterable[str]:
-    if promise(certificate) not in (folder / CARD).read_text(encoding="utf-8"):
+    if promise(certificate) not in read_text(folder, CARD):
         yield f"{CARD} does not state the certificate's promise"
 
 
 def _metrics(folder: Path, certificate: Certificate, _story: Story) -> Iterable[str]:
-    found: Mapping[str, Any] = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+    found = read_metrics(folder)
     stated = found.get("epsilon")
     same = stated == certificate.epsilon or (stated == "infinity" and math.isinf(certificate.epsilon))
     if not same or found.get("delta") != certificate.delta:
         yield f"{METRICS} and the certificate state different epsilons or deltas"
+
+
+Check = Callable[[Path, Certificate, Story], Iterable[str]]
+CHECKS: dict[str, Check] = {
+    "files": _files,
+    "claim": _claim,
+    "config": _run,
+    "model": _model,
+    "card": _card,
+    "metrics": _metrics,
+}

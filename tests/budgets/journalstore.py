@@ -2,7 +2,7 @@
 
 from labeldp.budgets.journal import Journal
 from labeldp.core.events import Event
-from labeldp.core.ledger import Ledger
+from labeldp.core.ledger import Ledger, Unit
 
 
 class JournalStore:
@@ -24,13 +24,22 @@ class JournalStore:
         for event, times in most.items():
             more = times - self._charged.get(event, 0)
             if more > 0:
-                self.journal.charge(event, more, note=_note(query_id) if query_id else "")
+                self.journal.charge(event, more, note=_note(query_id) if query_id else "", unit=self.journal.unit)
         self._charged = most
 
-    def serve(self, vault: str) -> None:
+    def serve(self, vault: str, unit: Unit) -> None:
+        if unit != self.journal.unit:
+            raise ValueError(f"the journal is about {self.journal.unit.protects}, not {unit.protects}")
         if self._vault not in (None, vault):
             raise ValueError("this store already serves another vault; make one for each vault")
         self._vault = vault
+
+    @property
+    def id(self) -> str:
+        return str(self.journal.path)
+
+    def begin(self, query_id: str, number: int, index: int, most: int) -> None:
+        """Nothing: a journal keeps charges only."""
 
     def holds(self, query_id: str) -> bool:
         """Whether the queries of this id have been charged, by this process or an earlier one."""

@@ -90,7 +90,7 @@ def member(where, key, mechanism, tries, go, notes, delta):
     from labeldp.core.vault import LabelVault
 
     store = BudgetStore.open(where, key=bytes.fromhex(key), create=False)
-    account = store.account(LABELS, 2, note="crowd")
+    account = store.account(LabelVault(LABELS, 2), note="crowd")
     vault = LabelVault(LABELS, 2, Budget(float("inf"), delta), store=account)
     os.read(go, 1)
     for _ in range(tries):
@@ -102,11 +102,12 @@ def member(where, key, mechanism, tries, go, notes, delta):
 def main(where, key, delta, epsilon, processes, tries, kills):
     """All at once try to spend; some are killed at random moments. Prints how many looks were really drawn."""
     from labeldp.budgets.store import BudgetStore
+    from labeldp.core.vault import LabelVault
     from labeldp.mechanisms.counts import GaussianNoise, GroupCounts
     from labeldp.mechanisms.responses import RandomizedResponse
 
     # What imports and drivers take is paid here, once, and not by every child. No connection stays open.
-    BudgetStore.open(where, key=bytes.fromhex(key), create=False).account(LABELS, 2)
+    BudgetStore.open(where, key=bytes.fromhex(key), create=False).account(LabelVault(LABELS, 2))
     mechanism = RandomizedResponse(epsilon, 2)
     if delta:
         mechanism = GroupCounts([0] * len(LABELS), 1, 2, GaussianNoise.for_budget(epsilon, delta))

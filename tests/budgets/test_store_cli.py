@@ -22,8 +22,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def create(folder, *more, name="incomes", epsilon=2, check=0):
+def create(folder, *more, name="incomes", epsilon=2, delta=0, check=0):
     asked = ["--name", name, "--label", "income", "--classes", "low,high", "--epsilon", epsilon]
+    asked += [] if delta is None else ["--delta", delta]
     return labeldp("budget", "create", "t.csv", *asked, *more, cwd=folder, check=check)
 
 
@@ -157,3 +158,90 @@ def test_without_sqlalchemy_it_says_what_to_install(folder):
     assert "pip install 'labeldp[store]'" in run.stderr
     for command in ([], ["create"], ["show"], ["history"], ["key"]):
         assert "Usage" in labeldp("budget", *command, "--help", check=0).stdout
+
+
+# --- which store, which delta, which rows ---------------------------------------------------------------------------
+
+
+def plainly(folder, epsilon, out, *more, table="t.csv", check=0):
+    """`labeldp privatize` without --store."""
+    asked = ["--label", "income", "--classes", "low,high", "--epsilon", epsilon, "--out", out]
+    return labeldp("privatize", table, *asked, *more, cwd=folder, check=check)
+
+
+def test_a_store_beside_the_table_is_used_or_said_to_be_left_out(folder):
+    """Issue 18, 17: a run without --store spent what no store ever saw, and said nothing."""
+    create(folder)
+    assert "charged to 'incomes' in budgets.db" in plainly(folder, 1.5, "a.csv", "--quiet").stderr
+    assert "nothing was charged" in plainly(folder, 1.0, "b.csv", check=2).stderr
+    assert shown(folder, "show")[0]["spent"] == 1.5
+    (folder / "u.csv").write_text(ROWS.replace("22,ann,low", "22,ann,high"))
+    left_out = plainly(folder, 1.0, "b.csv", "--quiet", table="u.csv")
+    assert "has no budget for these labels: nothing is charged to it" in left_out.stderr
+    assert shown(folder, "show")[0]["spent"] == 1.5
+
+
+def test_the_store_of_the_environment_is_used(folder, tmp_path, monkeypatch):
+    (tmp_path / "team").mkdir()
+    monkeypatch.setenv("LABELDP_STORE", str(tmp_path / "team" / "b.db"))
+    create(folder)
+    plainly(folder, 1.5, "a.csv")
+    assert shown(folder, "show")[0]["spent"] == 1.5
+    (folder / "u.csv").write_text(ROWS.replace("22,ann,low", "22,ann,high"))
+    assert "labeldp budget create" in plainly(folder, 1.0, "b.csv", table="u.csv", check=2).stderr
+
+
+def test_where_a_journal_is_charged_a_store_is_said_to_be_left_out(folder):
+    create(folder)
+    run = plainly(folder, 1.0, "a.csv", "--journal", "j", "--quiet")
+    assert "no store" in run.stderr
+    assert shown(folder, "show")[0]["charges"] == 0
+
+
+def test_a_budget_has_the_delta_that_training_needs(folder):
+    """Issue 18, 17: δ was 0, and everything that adds Gaussian noise was then refused without bound."""
+    create(folder, delta=None)
+    assert shown(folder, "show")[0]["delta"] == 1e-5
+    # A budget that was made with another δ is not refused for the default.
+    create(folder, "--store", "pure.db", delta=0)
+    create(folder, "--store", "pure.db", delta=None)
+    assert shown(folder, "show", "--store", "pure.db")[0]["delta"] == 0.0
+
+
+def test_what_delta_zero_costs_is_said(folder):
+    assert "With delta 0 nothing that adds Gaussian noise can be paid for" in create(folder, delta=0).stdout
+    assert "delta 0 nothing" not in create(folder, "--store", "other.db", delta=1e-6).stdout
+
+
+def test_tables_sorted_filtered_and_exported_again_share_a_budget(folder):
+    header, *rows = ROWS.splitlines()
+    numbered = [f"{number:03},{row}" for number, row in enumerate(rows, start=1)]
+    texts = {
+        "t": numbered,
+        "sorted": sorted(numbered, reverse=True),
+        "some": numbered[1:3],
+        "plain numbers": [row.lstrip("0") for row in numbered[::2]],
+    }
+    for name, lines in texts.items():
+        (folder / f"{name}.csv").write_text("\n".join([f"number,{header}", *lines]) + "\n")
+    exported = pa.table({"number": [4, 2, 1], "income": ["high", "high", "low"]})
+    pq.write_table(exported, folder / "exported.parquet")
+    create(folder, "--id", "number", epsilon=1)
+    plainly(folder, 1.0, "out.csv", "--id", "number")
+    for name in [f"{name}.csv" for name in texts] + ["exported.parquet"]:
+        refused = plainly(folder, 0.1, f"again-{name}", "--id", "number", table=name, check=2)
+        assert "nothing was charged" in refused.stderr
+    (kept,) = shown(folder, "show")
+    assert (kept["spent"], kept["known_by_ids"], kept["rows"]) == (1.0, True, 4)
+    assert "known by their ids" in labeldp("budget", "show", cwd=folder, check=0).stdout
+
+
+def test_an_id_is_public(folder):
+    assert "--id names 'income', which is the label and secret" in create(folder, "--id", "income", check=2).stderr
+    assert "'nobody'" in create(folder, "--id", "nobody", check=2).stderr
+
+
+def test_a_journal_that_is_not_sealed_says_so(folder):
+    (folder / "j").write_text('{"format": "labeldp-journal/1", "budget": {"epsilon": 3.0, "delta": 0.0}}\n')
+    assert "not sealed" in plainly(folder, 1.0, "a.csv", "--journal", "j").stderr
+    assert "not sealed" not in plainly(folder, 1.0, "b.csv", "--journal", "new").stderr

@@ -20,7 +20,7 @@ KEY = b"a key of the tests, thirty-two b"
 @pytest.fixture
 def crowded(place):
     store = BudgetStore.open(place, key=KEY)
-    store.create("crowd", LABELS, 2, Budget(4.0))
+    store.create("crowd", LabelVault(LABELS, 2), Budget(4.0))
     return store
 
 
@@ -40,7 +40,7 @@ def test_many_processes_spend_the_budget_and_no_more(crowded, place, processes):
 @MANY
 def test_many_processes_compose_gaussian_queries_as_one_vault_does(place, processes):
     store, budget = BudgetStore.open(place, key=KEY), Budget(2.0, 1e-5)
-    store.create("crowd", LABELS, 2, budget)
+    store.create("crowd", LabelVault(LABELS, 2), budget)
     alone, question = LabelVault(LABELS, 2, budget), GroupCounts([0] * 8, 1, 2, GaussianNoise.for_budget(0.5, 1e-5))
     with pytest.raises(BudgetExceededError):
         list(map(alone.release, [question] * 100))
@@ -75,7 +75,7 @@ DIES = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     store = BudgetStore.open(sys.argv[1], key=bytes.fromhex(sys.argv[2]), create=False)
-    vault = LabelVault(LABELS, 2, store=store.account(LABELS, 2, note="deadly"))
+    vault = LabelVault(LABELS, 2, store=store.account(LabelVault(LABELS, 2), note="deadly"))
     vault.release(Deadly(1.5, 2))
 """
 
@@ -93,9 +93,9 @@ def test_killed_between_reservation_and_look_it_stays_charged(crowded, place):
 def test_all_make_one_store_and_one_key(tmp_path):
     code = textwrap.dedent("""
         import sys
-        from labeldp import Budget
+        from labeldp import Budget, LabelVault
         from labeldp.budgets.store import BudgetStore
-        BudgetStore.open(sys.argv[1]).create("x", [0, 1], 2, Budget(1.0))
+        BudgetStore.open(sys.argv[1]).create("x", LabelVault([0, 1], 2), Budget(1.0))
     """)
     command = [sys.executable, "-c", code, str(tmp_path / "b.db")]
     runs = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(6)]

@@ -221,9 +221,11 @@ def test_one_row_per_user_is_one_label():
     assert choose(60_000, 10, 0.1, rows_per_user=1) == choose(60_000, 10, 0.1)
 
 
-def test_numbers_are_binned():
-    found = choose(10_000, None, 1.0, modality="table")
-    assert found.recipe == "binned_regression"
+def test_numbers_get_the_query_that_is_worth_more():
+    """As `LabelDPRegressor` runs it: what is advised and what is run are one rule."""
+    assert choose(10_000, None, 1.0, modality="table").recipe == "one_shot"
+    found = choose(10_000, None, 8.0, modality="table")
+    assert (found.recipe, found.settings["delta"]) == ("binned_regression", 0.0)
     with pytest.raises(ValueError, match="rows_per_user=3"):
         choose(10_000, None, 1.0, modality="table", rows_per_user=3)
 
@@ -340,7 +342,7 @@ def results(monkeypatch):
             for epsilon, value in curve.items()
         ]
         rows = [{name: str(value) for name, value in mean.row().items()} for mean in found]
-        points = tuple(measured._point(row) for row in rows)
+        points = tuple(measured.Point.from_row(row) for row in rows)
         monkeypatch.setattr(measured, "points", lambda: points)
         monkeypatch.setattr(predict, "points", lambda: points)
 

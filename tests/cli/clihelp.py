@@ -20,14 +20,14 @@ def fresh_memory():
     spending.MEMORY.forget()
 
 
-def rows(count=300, seed=0):
+def rows(count=300, seed=0, first=0):
     rng = np.random.default_rng(seed)
     age, town, noise = rng.integers(18, 90, count), rng.choice(["Ulm", "Bonn", "Köln"], count), rng.normal(size=count)
     labels = np.where(age + 10 * (town == "Ulm") + 3 * noise > 57, SECRET, "no")
     smokes = rng.choice(["true", "false"], count)
     # A missing cell now and then is no mistake.
     ages = ["" if i % 50 == 7 else str(value) for i, value in enumerate(age)]
-    return [list(row) for row in zip(map(str, range(count)), ages, town, smokes, labels, strict=True)]
+    return [list(row) for row in zip(map(str, range(first, first + count)), ages, town, smokes, labels, strict=True)]
 
 
 def write_csv(path, lines, header=HEADER, encoding="utf-8"):

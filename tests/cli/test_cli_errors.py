@@ -370,9 +370,12 @@ def test_an_interrupted_run_leaves_no_folder_and_its_charge(place, how):
     assert len(BudgetStore.open("budgets.db", create=False).history("t")) == 1
     if how != signal.SIGKILL:
         assert process.returncode == 2
-        assert said.strip().startswith("labeldp: interrupted; nothing was written")
-        assert "\n" not in said.strip()
-        unchanged = {name: content for name, content in contents(place).items() if "budgets" not in name}
+        kept, interrupted = said.split("\n", 1)
+        assert kept == "What was paid for is kept in '.out.run': give the same command again to go on from there."
+        assert interrupted.strip().startswith("labeldp: interrupted; nothing was written")
+        assert "\n" not in interrupted.strip()
+        now = contents(place).items()
+        unchanged = {name: content for name, content in now if "budgets" not in name and ".out.run" not in name}
         assert unchanged == {name: content for name, content in before.items() if "budgets" not in name}
         assert not [name for name in os.listdir(place) if name.endswith(".part")]
 

@@ -124,7 +124,7 @@ def test_bad_requests_get_one_sentence(arguments, words):
     ("more", "words"),
     [
         (["--epsilon", "1", "--classes", "3"], "--label is missing"),
-        (["--epsilon", "1", "--classes", "3", "--label", "Diagnosis"], "0 times"),
+        (["--epsilon", "1", "--classes", "3", "--label", "Diagnosis"], "did you mean 'diagnosis'?"),
         (["--epsilon", "1", "--classes", "3", "--label", "diagnosis", "--rows", "7"], "--rows means nothing"),
         (["--epsilon", "1", "--classes", "3", "--label", "diagnosis", "--delimiter", ";"], "delimiter"),
     ],

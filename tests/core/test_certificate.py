@@ -1,10 +1,11 @@
 import copy
 import json
+import time
 
 import pytest
 
 from labeldp.core import certificate as c
-from labeldp.core.events import Gaussian, NonPrivate, PoissonGaussian, PureDP
+from labeldp.core.events import Gaussian, NonPrivate, PoissonGaussian, PureDP, event_to_json
 from labeldp.core.ledger import Ledger
 
 SECURE = "operating-system entropy, AES-256-CTR"
@@ -23,7 +24,9 @@ def test_round_trip_and_verification():
 
 
 def test_central_looks_are_recomputed():
-    ledger = Ledger(10).charge(PoissonGaussian(2.0, 1.0, 2.0, 0.0171), 293).charge(Gaussian(20.0, 1.0))
+    ledger = Ledger(10).charge_plan(
+        [(PoissonGaussian(2.0, 1.0, 2.0, 0.0171), 293, None), (Gaussian(20.0, 1.0), 1, None)]
+    )
     certificate = make(ledger, 1e-5)
     assert 1.0 < certificate.epsilon < 1.3
     assert c.verify(c.parse(certificate.dumps())) == ()
@@ -33,7 +36,80 @@ def test_a_reveal_says_infinity_and_why():
     certificate = make(Ledger(3).charge(NonPrivate("debugging")))
     assert certificate.to_json()["claim"]["epsilon"] == "infinity"
     assert "debugging" in certificate.dumps()
-    assert c.verify(c.parse(certificate.dumps())) == ()
+    assert any("infinite" in problem for problem in c.verify(c.parse(certificate.dumps())))
+
+
+@pytest.mark.parametrize(("rows", "good"), [(99_999, True), (100_000, False)])
+def test_a_delta_that_allows_to_publish_a_row_is_a_problem(rows, good):
+    certificate = make(Ledger(rows).charge(Gaussian(9.0, 1.0)), 1e-5)
+    assert [("one over" in problem) for problem in c.verify(certificate)] == ([] if good else [True])
+
+
+def hostile(**changes):
+    """A certificate with other fields and a right checksum."""
+    body = {key: value for key, value in make().to_json().items() if key != "checksum"} | changes
+    return json.dumps({**body, "checksum": c._checksum(body)})
+
+
+def nested(levels):
+    return json.loads("[" * levels + "]" * levels)
+
+
+def group(*events, times=1):
+    return {"rows": 1, "looks": [{"event": event_to_json(event), "times": times} for event in events]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lambda: "[" * 10**6,
+        lambda: '{"a":' * 10**6,
+        lambda: hostile(release={"epsilon": 1.0, "more": nested(60)}),
+        lambda: " " * (1 << 24) + hostile(),
+        lambda: hostile(ledger=[group(PureDP(1.0), times=2**53 + 1)]),
+        lambda: hostile(ledger=[group(PureDP(1.0), times=10**4000)]),
+        lambda: hostile(claim={**make().to_json()["claim"], "epsilon": 10**400}),
+        lambda: hostile(ledger=[{"rows": 10**400, "looks": []}]),
+        lambda: hostile(ledger=nested(50)),
+        lambda: hostile(ledger=5),
+        lambda: hostile(format="labeldp-certificate/2", assumptions=[], ledger=[{"rows": 1, "plans": [[]]}]),
+    ],
+    ids=range(11),
+)
+def test_hostile_text_is_refused_at_once(text):
+    """Fault 13: RecursionError, OverflowError and half a minute on the code of 34fca78."""
+    made, begun = text(), time.perf_counter()
+    with pytest.raises(c.CertificateError):
+        c.parse(made)
+    assert time.perf_counter() - begun < 2
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "c.json").write_bytes(b"\xff\xfe" * 100)
+    with pytest.raises(c.CertificateError, match="UTF-8"):
+        c.read(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("spread", ["groups", "events", "plans"])
+def test_more_work_than_is_worth_is_refused_before_it_is_begun(spread):
+    events = [PoissonGaussian(2.0 + i / 1000, 1.0, 2.0, 0.01) for i in range(200)]
+    looks = [[{"event": event_to_json(event), "times": 1000}] for event in events]
+    ledger = {
+        "groups": [{"rows": 1, "plans": [plan]} for plan in looks],
+        "events": [{"rows": 1, "plans": [[query for plan in looks for query in plan]]}],
+        "plans": [{"rows": 1, "plans": looks}],
+    }
+    claim = {**make().to_json()["claim"], "delta": 1e-5}
+    found = c.parse(hostile(format="labeldp-certificate/2", assumptions=[], claim=claim, ledger=ledger[spread]))
+    begun = time.perf_counter()
+    assert any("compositions" in problem for problem in c.verify(found))
+    assert time.perf_counter() - begun < 1
+
+
+def test_what_cannot_be_accounted_for_is_a_problem_and_no_traceback():
+    far = [{"rows": 1, "looks": [{"event": event_to_json(PoissonGaussian(1e-9, 1.0, 2.0, 0.5)), "times": 2**53}]}]
+    found = c.parse(hostile(claim={**make().to_json()["claim"], "delta": 1e-5}, ledger=far))
+    assert c.verify(found)
 
 
 def leaves(value, path=()):

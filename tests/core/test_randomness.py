@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import kstest
 
 from labeldp.core import random
 from labeldp.core.random import SecureRandom
-from tests.mechanisms.frequencies import FALSE_ALARM, follows
+from tests.mechanisms.frequencies import follows
 
 
 def test_source_says_whether_it_is_private():
@@ -147,30 +146,3 @@ def test_below_redraws_the_surplus_words():
 def test_below_refuses_other_bounds(bound):
     with pytest.raises(ValueError, match="between 1 and 2\\^63"):
         SecureRandom(1).below(bound, 3)
-
-
-def test_gaussian_follows_the_normal_law_and_the_test_can_tell():
-    draws = SecureRandom(9).gaussian(10**6, std=3.0)
-    assert kstest(draws / 3.0, "norm").pvalue > FALSE_ALARM
-    assert kstest(draws * 1.02 / 3.0, "norm").pvalue < FALSE_ALARM
-    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.006
-    assert abs(np.mean((draws / 3.0) ** 4) - 3.0) < 0.06
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 16_385])
-def test_gaussian_sizes_and_types(size):
-    assert SecureRandom(9).gaussian(size).shape == (size,)
-    assert SecureRandom(9).gaussian(size, dtype=np.float32).dtype == np.float32
-
-
-def test_gaussian_is_finite_at_the_extreme_words():
-    class Extreme(SecureRandom):
-        word = 0
-
-        def fill(self, buffer):
-            buffer[...] = self.word
-
-    for word in (0, 2**64 - 1):
-        Extreme.word = word
-        assert np.isfinite(Extreme(0).gaussian(10)).all()
-        assert np.abs(Extreme(0).gaussian(10)).max() < 12.2

@@ -72,7 +72,7 @@ def test_a_comparison_costs_its_renyi_divergence():
 def test_certificates_carry_and_recompute_it(event):
     assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
     secure = "operating-system entropy, AES-256-CTR"
-    certificate = certify((Group(10, (Query(event), Query(PureDP(0.1)))),), 1e-5, noise=secure, seeded=False)
+    certificate = certify((Group(10, ((Query(event), Query(PureDP(0.1))),)),), 1e-5, noise=secure, seeded=False)
     assert verify(parse(certificate.dumps())) == ()
     record = event_to_json(event)
     assert set(record) == {"kind", "noise_std", "answers", "threshold_std", "queries"}

@@ -27,7 +27,7 @@ def test_the_same_rows_in_a_vault_of_users(tmp_path):
     )
     assert isinstance(found.vault, UserVault)
     assert np.array_equal(found.train.categorical, plain.train.categorical)
-    assert np.array_equal(found.test_labels, plain.test_labels)
+    assert np.array_equal(found.test_labels.values, plain.test_labels.values)
     assert found.vault.users.sizes.tolist() == [3] * 20
     found.vault.release(RandomizedResponse(1.0, 2))
     assert found.vault.certificate().epsilon == 3.0
@@ -59,7 +59,7 @@ def test_the_stand_in_has_the_shape_of_the_real_table():
     assert all(found <= size for found, size in zip(made_up.train.cardinalities, CARDINALITIES, strict=True))
     assert len(made_up.vault.users) == 3000
     assert not set(made_up.train.users.tolist()) & set(made_up.test.users.tolist())
-    assert 0.05 < made_up.test_labels.mean() < 0.25
+    assert 0.05 < made_up.test_labels.values.mean() < 0.25
     sizes = made_up.vault.users.sizes
     assert sizes.min() == 1
     assert sizes.max() > 10

@@ -48,7 +48,7 @@ def is_that_cifar10(found, records):
     assert found.train.shape == (10, 3, 32, 32)
     assert np.array_equal(found.train[0], first)
     assert np.array_equal(found.test[-1], last)
-    assert found.test_labels.tolist() == CIFAR[-1]
+    assert found.test_labels.values.tolist() == CIFAR[-1]
     assert images_hold_nothing_else(found.train)
     assert truth(found) == [label for batch in CIFAR[:-1] for label in batch]
 
@@ -125,7 +125,7 @@ def test_cifar100_takes_the_fine_label(tmp_path):
     assert found.num_classes == len(found.classes) == len(set(found.classes)) == 100
     assert found.classes == tuple(sorted(found.classes))
     assert found.train.shape == (3, 3, 32, 32)
-    assert found.test_labels.tolist() == [50, 0]
+    assert found.test_labels.values.tolist() == [50, 0]
     assert images_hold_nothing_else(found.train)
     assert truth(found) == [99, 7, 42]
 
@@ -159,7 +159,7 @@ def test_cinic10_folders(tmp_path, inside):
     # Each picture still has its own label, and the order of rows is not the order of classes.
     seeds = {1000 + 10 * code + copy: code for code in range(10) for copy in (0, 1)}
     images = {random_bytes(32, 32, 3, seed=seed).tobytes(): code for seed, code in seeds.items()}
-    assert [images[image.transpose(1, 2, 0).tobytes()] for image in found.test] == found.test_labels.tolist()
+    assert [images[image.transpose(1, 2, 0).tobytes()] for image in found.test] == found.test_labels.values.tolist()
     labels = truth(found)
     assert sorted(labels) == sorted([*range(10), *range(10)])
     assert labels != sorted(labels)

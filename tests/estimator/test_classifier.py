@@ -1,5 +1,7 @@
 """LabelDPClassifier: every input, every method, the certificate, and what it refuses."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -157,6 +159,27 @@ def test_methods_for_users_protect_all_labels_of_one(method):
     assert "user" in model.certificate_.to_json()["claim"]["protects"]
 
 
+@pytest.mark.parametrize("each", [1, 3])
+def test_users_are_given_by_name_and_auto_finds_a_method_for_them(each):
+    x, y = numbers(300)
+    who = [f"person {row // each}" for row in range(300)]
+    model = LabelDPClassifier(4.0, 1e-5, classes=CLASSES, settings=QUICK, random_state=0).fit(x, y, users=who)
+    assert BY_KEY[model.method_].users
+    assert (model.certificate_.epsilon <= 4.0, verify(model.certificate_)) == (True, ())
+    assert model.certificate_.unit.protects == "all labels of one user"
+
+
+def test_users_that_do_not_fit_are_refused_with_a_sentence():
+    x, y = numbers(300)
+    model = LabelDPClassifier(4.0, 1e-5, "forward", classes=CLASSES)
+    with pytest.raises(ValueError, match="users has 299 entries for 300 labels"):
+        model.fit(x, y, users=np.arange(299))
+    with pytest.raises(ValueError, match="leave it out"):
+        model.fit(x, UserVault(np.zeros(300, int), np.arange(300), 2), users=np.arange(300))
+    with pytest.raises(ValueError, match="protects one label at a time"):
+        LabelDPClassifier(4.0, 1e-5, "one_shot", classes=CLASSES).fit(x, y, users=np.arange(300))
+
+
 def test_other_methods_refuse_users_before_anything_is_spent():
     x, y = numbers(300)
     vault = UserVault((y == CLASSES[1]).astype(int), np.arange(300) // 3, 2)
@@ -265,6 +288,29 @@ def test_bad_settings_are_refused_with_a_sentence(settings, message):
     x, y = numbers(100)
     with pytest.raises(ValueError, match=message):
         LabelDPClassifier(**{"classes": CLASSES, **settings}).fit(x, y)
+
+
+@pytest.mark.parametrize("method", ["one_shot", "forward", "dp_sgd", "auto"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"settings": {"lr": 0.1}},
+        {"settings": {"epochs": "3"}},
+        {"settings": [("epochs", 3)]},
+        {"settings": {"folder": Path(__file__) / "run"}},
+        {"model": nn.Linear(3, 2)},
+        {"report": "a text"},
+        {"device": "nowhere"},
+    ],
+    ids=str,
+)
+def test_a_mistake_is_found_before_anything_is_spent(method, settings):
+    """tests/recipes/test_before_the_charge.py has every recipe; here is the way to it."""
+    x, y = numbers(100)
+    vault = LabelVault((y == CLASSES[1]).astype(int), 2)
+    with pytest.raises((ValueError, TypeError, OSError, RuntimeError)):
+        LabelDPClassifier(1.0, 1e-5, method, classes=CLASSES, **settings).fit(x, vault)
+    assert vault.certificate().epsilon == 0.0
 
 
 def test_no_error_quotes_a_label():

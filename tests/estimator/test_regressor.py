@@ -7,11 +7,12 @@ from torch import nn
 from labeldp.budgets.store import BudgetStore
 from labeldp.core.certificate import verify
 from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.data import seal_numbers
 from labeldp.estimator.regressor import LabelDPRegressor
 from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.mechanisms.moments import Moments
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.mechanisms.values import Grid, seal_values
+from labeldp.mechanisms.values import seal_values
 from labeldp.recipes.regression import TwoSided, folded
 
 pytestmark = pytest.mark.filterwarnings("ignore::labeldp.estimator.RepeatedFitWarning")
@@ -67,7 +68,7 @@ def test_a_network_of_ones_own():
 def test_a_store_is_charged(tmp_path):
     x, y = prices(300)
     store = BudgetStore.open(tmp_path / "budgets.db")
-    store.create("prices", Grid(-1, 1, 256).nearest(y / 50 - 1), 256, Budget(1.5, 1e-5))
+    store.create("prices", seal_numbers(y, (0, 100)), Budget(1.5, 1e-5))
     model = LabelDPRegressor(1.2, (0, 100), 1e-6, "one_shot", store=store).fit(x, y)
     assert len(store.history("prices")) == 1
     with pytest.raises(BudgetExceededError):
@@ -143,3 +144,14 @@ def _rng():
     from labeldp.core.random import SecureRandom
 
     return SecureRandom(seed=1)
+
+
+def test_a_second_fit_goes_on_from_the_folder_and_both_certificates_hold(tmp_path):
+    """The moment that was paid for is used again, and its cost is in the second ledger too."""
+    x, y = prices(300)
+    model = LabelDPRegressor(2.0, (0, 100), 1e-6, "one_shot", settings={"folder": tmp_path}, random_state=0)
+    first = model.fit(x, y).predict(x)
+    spent = model.certificate_
+    assert np.allclose(model.fit(x, y).predict(x), first)
+    assert model.certificate_.epsilon == spent.epsilon > 1.9
+    assert verify(model.certificate_) == ()

@@ -5,7 +5,9 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from torch import nn
 
+from labeldp import LabelVault
 from labeldp.budgets.store import BudgetStore
 from labeldp.core.certificate import verify
 from labeldp.core.events import PureDP
@@ -61,7 +63,7 @@ def test_tables_are_split(make):
 def test_a_store_pays_for_fits_and_choice(tmp_path):
     x, y = numbers(300)
     store = BudgetStore.open(tmp_path / "budgets.db")
-    store.create("visits", (y == "yes").astype(int), 2, Budget(1.5, 1e-5))
+    store.create("visits", LabelVault((y == "yes").astype(int), 2), Budget(1.5, 1e-5))
     found = select(candidates(0.5, 0.5), x, y, epsilon=1.0, classes=CLASSES, store=store, note="two of them")
     entries = store.history("visits")
     assert [entry.rows for entry in entries] == [240, 240, 60]
@@ -86,9 +88,20 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="at least one"):
         select(["model"], x, y, epsilon=1.0)
     with pytest.raises(ValueError, match="held_out=1"):
-        select(candidates(1.0), x, y, epsilon=1.0, held_out=1)
+        select(candidates(1.0), x, y, epsilon=1.0, classes=CLASSES, held_out=1)
     with pytest.raises(ValueError, match="epsilon"):
         select(candidates(1.0), x, y, epsilon=-1.0, classes=CLASSES)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"settings": {"lr": 0.1}}, {"model": nn.Linear(1, 2), "method": "rr"}, {"method": "x"}]
+)
+def test_a_mistake_in_the_last_candidate_costs_nothing(wrong):
+    x, y = numbers(100)
+    vault = LabelVault((y == "yes").astype(int), 2)
+    with pytest.raises(ValueError):
+        select([*candidates(1.0), candidates(1.0)[0].set_params(**wrong)], x, vault, epsilon=1.0, classes=CLASSES)
+    assert vault.certificate().epsilon == 0.0
 
 
 def test_nothing_is_asked_when_the_choice_is_refused():

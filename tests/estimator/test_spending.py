@@ -6,12 +6,12 @@ import warnings
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
 
+from labeldp import LabelVault
 from labeldp.budgets.store import BudgetStore, UnknownDataSetError
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.estimator.spending import PublicClassesWarning, RepeatedFitWarning, UnpaidScoreWarning
+from labeldp.estimator.spending import RepeatedFitWarning
 from tests.estimator.helpers import CLASSES, numbers
 
 X, Y = numbers(240)
@@ -31,7 +31,9 @@ def warned(call):
 
 def test_one_fit_is_silent_and_the_second_of_the_same_labels_warns_once():
     assert warned(lambda: classifier().fit(X, Y)) == []
-    assert warned(lambda: classifier().fit(X, Y)) == [RepeatedFitWarning]
+    with pytest.warns(RepeatedFitWarning) as caught:
+        classifier().fit(X, Y)
+    assert caught[0].filename == __file__
     assert warned(lambda: classifier().fit(X, Y)) == []
 
 
@@ -40,24 +42,16 @@ def test_other_labels_are_other_labels():
     assert warned(lambda: classifier().fit(X, Y[::-1])) == []
 
 
-def test_folds_are_known_by_their_family():
-    assert RepeatedFitWarning in warned(lambda: cross_val_score(classifier(), X, Y, cv=3))
+def test_parts_that_clones_fit_to_are_known_by_their_family():
+    model = classifier()
+    assert warned(lambda: model.fit(X[:120], Y[:120])) == []
+    assert warned(lambda: clone(model).fit(X[120:], Y[120:])) == [RepeatedFitWarning]
 
 
-def test_a_grid_is_known_by_its_family():
-    grid = GridSearchCV(classifier(), {"epsilon": [0.5, 1.0]}, cv=2)
-    assert RepeatedFitWarning in warned(lambda: grid.fit(X, Y))
-
-
-def test_undeclared_classes_warn_once():
-    assert warned(lambda: classifier(classes=None).fit(X, Y)) == [PublicClassesWarning]
-    assert warned(lambda: classifier(classes=None).fit(X, Y[::-1])) == []
-
-
-def test_a_score_on_the_fitted_labels_warns():
-    model = classifier().fit(X, Y)
-    assert warned(lambda: model.score(*numbers(240, seed=5))) == []
-    assert warned(lambda: model.score(X, Y)) == [UnpaidScoreWarning]
+def test_a_fit_that_is_refused_does_not_count():
+    with pytest.raises(ValueError, match="which the estimator sets"):
+        classifier(settings={"epsilon": 9.0}).fit(X, Y)
+    assert warned(lambda: classifier().fit(X, Y)) == []
 
 
 # -- with a store -----------------------------------------------------------------------------------------------------
@@ -66,7 +60,7 @@ def test_a_score_on_the_fitted_labels_warns():
 @pytest.fixture
 def store(tmp_path):
     opened = BudgetStore.open(tmp_path / "budgets.db")
-    opened.create("visits", CODES, 2, Budget(2.5, 1e-5))
+    opened.create("visits", LabelVault(CODES, 2), Budget(2.5, 1e-5))
     return opened
 
 
@@ -99,10 +93,10 @@ def test_clones_keep_the_store(store, tmp_path):
     assert clone(classifier(store=str(tmp_path / "budgets.db"))).store == str(tmp_path / "budgets.db")
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
-def test_cross_validation_cannot_overspend(store):
+def test_clones_on_parts_cannot_overspend(store):
+    model, parts = classifier(store=store, dataset="visits"), range(10)
     with pytest.raises(BudgetExceededError):
-        cross_val_score(classifier(store=store, dataset="visits"), X, Y, cv=10, error_score="raise")
+        [clone(model).fit(X[part::10], Y[part::10]) for part in parts]
     assert store.epsilon("visits") <= 2.5
     assert len(store.history("visits")) < 10
 
@@ -115,14 +109,14 @@ def test_a_part_has_to_be_named(store):
 
 
 def test_a_wrong_name_is_refused(store):
-    store.create("others", CODES[::-1].copy(), 2, Budget(1.0))
+    store.create("others", LabelVault(CODES[::-1], 2), Budget(1.0))
     with pytest.raises(ValueError, match="knows these labels as 'visits'"):
         classifier(store=store, dataset="others").fit(X, Y)
 
 
 def test_delta_is_at_most_the_stores(tmp_path):
     store = BudgetStore.open(tmp_path / "pure.db")
-    store.create("pure", CODES, 2, Budget(2.0))
+    store.create("pure", LabelVault(CODES, 2), Budget(2.0))
     model = classifier(store=store, delta=None, method="auto").fit(X, Y)
     assert model.certificate_.delta == 0.0
     assert store.epsilon("pure") == 1.0

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from experiments import adapters, records, report, run
-from experiments.settings import expanded, first_seeds, groups, quickened, runs
-from labeldp.data import synthetic
+from experiments.settings import Run, expanded, first_seeds, groups, quickened, runs
+from labeldp.data import benchmarks, files, synthetic
 from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.recipes.catalogue import keys
 
 SETTINGS = f"""
 [[group]]
@@ -268,3 +269,57 @@ def test_a_papers_claim_is_listed_beside_the_true_epsilon(settings, another_fami
     assert (found["epsilon"], found["listed_epsilon"]) == (2.0, 1.0)
     assert records.missing([claimed], [found]) == []
     assert "| 1 (exact: 2) |" in report.all_lines([tmp_path / "out.jsonl"])
+
+
+# -- tables of people, and recipes that the catalogue alone knows -----------------------------------------------------
+
+
+def test_every_recipe_of_the_catalogue_can_be_run():
+    assert set(keys("classes")) <= set(adapters.FAMILIES)
+
+
+@pytest.mark.parametrize("recipe", ["lp_rr_sgd", "dp_sgd"])
+def test_a_recipe_without_an_adapter_runs_with_its_defaults(recipe):
+    given = {"dataset": synthetic.NAME, "model": "mnist_cnn", "recipe": recipe, "epochs": 1}
+    changes = {"settings": {"epochs": 1}} if recipe == "dp_sgd" else {}
+    delta = 1e-5 if recipe == "dp_sgd" else 0.0
+    line = run.run_one(Run("tiny", recipe, 2.0, 1, {**given, **changes, "delta": delta}), "cpu")
+    assert (line["value"] >= 0, records.check(line)) == (True, [])
+
+
+def table_settings(**more):
+    learning = {"optimizer": "adam", "learning_rate": 1e-2, "weight_decay": 0.0, "schedule": "constant", "augment": []}
+    return {"epochs": 1, "batch_size": 64, **learning, **more}
+
+
+def test_ratings_are_measured_by_their_error(tmp_path, monkeypatch):
+    lines = [f"{user}\t{item}\t{1 + (user * item) % 5}\t0\n" for user in range(1, 21) for item in range(1, 11)]
+    (tmp_path / "movielens_100k").mkdir()
+    (tmp_path / "movielens_100k" / "u.data").write_text("".join(lines))
+    tiny = replace(files.MOVIELENS_100K, rows=(200,))
+    monkeypatch.setattr(run, "benchmark_of", lambda _name: benchmarks.movielens_100k(tmp_path, official=tiny))
+    run.data.cache_clear()
+    given = table_settings(dataset="movielens_100k", model="collaborative_filter", metric="rmse", recipe="ratings",
+                           shares=[0.5, 0.5], temperature=0.5)  # fmt: skip
+    line = run.run_one(Run("tiny", "lp-2st", 2.0, 1, given), "cpu")
+    assert 0.5 < line["value"] < 3
+    assert (line["accounting"], records.check(line)) == ("label-substitution", [])
+    run.data.cache_clear()
+
+
+def test_clicks_are_certified_user_by_user(monkeypatch):
+    made_up = synthetic.synthetic_attribution_stand_in(200, 60)
+    monkeypatch.setattr(run, "benchmark_of", lambda _name: made_up)
+    run.data.cache_clear()
+    given = table_settings(dataset=made_up.name, model="attribution_network", metric="auc", cap=2)
+    answered = Run("tiny", "randomized-response", 2.0, 1, {**given, "recipe": "rr", "alike": True})
+    del given["weight_decay"], given["augment"]
+    descent = {"recipe": "labeldp_pro", "denoiser": "no_op", "delta": 1e-5, "clip": 1.0}
+    for one in (answered, Run("tiny", "dp-sgd", 2.0, 1, {**given, **descent})):
+        line = run.run_one(one, "cpu")
+        assert 0 < line["value"] < 1
+        assert (line["accounting"], records.check(line)) == ("user-substitution", [])
+        assert records.check({**line, "accounting": "label-substitution"})
+    with pytest.raises(ValueError, match="which is no set of images"):
+        run.run_one(replace(answered, settings={**answered.settings, "model": "mnist_cnn"}), "cpu")
+    run.data.cache_clear()

@@ -37,7 +37,9 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return images, labels
 
     (train, labels), (test, test_labels) = pictures(256), pictures(100)
-    found = splits.Benchmark("made-up", train, LabelVault(labels, 4), test, test_labels, 4, ("a", "b", "c", "d"))
+    found = splits.Benchmark(
+        "made-up", train, LabelVault(labels, 4), test, splits.OpenLabels(test_labels), 4, ("a", "b", "c", "d")
+    )
     monkeypatch.setattr(encoder, "network", small_network)
     monkeypatch.setattr(encoder.benchmarks, "load", lambda name: found)
 

@@ -38,7 +38,7 @@ def test_every_line_has_its_fields_and_a_certificate_that_holds(file):
         assert {name for name, kind in KINDS.items() if not isinstance(line.get(name), kind)} == set(), where
         assert records.check(line) == [], where
         claim = certificate.parse(json.dumps(line["certificate"]))
-        assert certificate.verify(claim) == (), where
+        assert certificate.verify(claim) == () or line["epsilon"] == "inf", where
         assert claim.epsilon <= float(line["epsilon"]), where
         assert line["epsilon"] == "inf" or isinstance(line["epsilon"], (int, float)), where
         assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?|unknown .*", line["commit"]), where
@@ -62,11 +62,11 @@ def test_no_run_is_counted_twice_and_quick_ones_are_apart(file):
 
 def test_tables_have_settings_provenance_and_the_papers_figures():
     for table in tables.tables().values():
-        assert table.figures, table.name
         assert set(table.groups) <= set(groups(table.settings))
         assert all(table.provenance().values()), table.name
         compared = [run for run in table.runs() if table.paper(run) is not None]
-        assert compared, table.name
+        # Data that the paper does not have can only be compared within itself, and the title says so.
+        assert bool(compared) == bool(table.figures) == ("no figures" not in table.title), table.name
 
 
 def test_figures_are_the_papers():

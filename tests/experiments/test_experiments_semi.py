@@ -28,6 +28,7 @@ STUDIED = {
     "recipe": "one_shot_studied", "epochs": 1, "learn": ["posterior_of_model"], "share": 0.3, "shares": [0.5, 0.5],
     "student": {"epochs": 1}, "study": {"epochs": 1, "per_class": 5, "ratio": 2, "cut": 6},
 }  # fmt: skip
+LINEAR = {"recipe": "one_shot_fixmatch", "per_class": 5, "linear": True, "student": {"epochs": 1}}
 CLUSTERS = {
     "recipe": "noise_cluster", "dataset": synthetic.NAME, "model": "head", "epochs": 0, "features": HEAD["features"],
 }  # fmt: skip
@@ -58,6 +59,9 @@ def _nothing_kept(monkeypatch):
                 "student": {"epochs": 1},
                 "mirrored": True,
             },
+            {**MATCH, **HEAD, "recipe": "one_shot_fixmatch", "per_class": 5, "linear": True, "threshold": "soft"},
+            {**MATCH, **HEAD, **LINEAR, "graph": 8, "threshold": "free", "settled": True},
+            {**COMMON, **HEAD, **STUDIED, "linear": True},
             {**COMMON, **HEAD, **STUDIED},
             {**COMMON, **HEAD, **STUDIED_AFTER, "mirrored": True},
             {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
@@ -99,6 +103,12 @@ def test_views_are_of_pixels():
     images = run.data(synthetic.NAME, "cpu")[0][:4]
     weak, _ = semi.views({"dataset": synthetic.NAME, "padding": 0, "flip": False}, lambda images, generator: images)
     assert torch.allclose(weak(images, torch.Generator()), images, atol=1e-4)
+
+
+def test_a_graph_is_of_a_linear_teacher():
+    settings = {**MATCH, **HEAD, **LINEAR, "linear": False, "graph": 8}
+    with pytest.raises(ValueError, match="linear = true"):
+        run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
 
 
 def test_an_unknown_objective_is_refused():

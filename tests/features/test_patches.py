@@ -198,7 +198,7 @@ def test_real_pictures():
         found = fashion_mnist()
     except MissingDataError:
         pytest.skip("Fashion-MNIST is not there; set LABELDP_DATA to the folder that holds it")
-    x, labels = torch.from_numpy(found.test[:5000]), torch.from_numpy(found.test_labels[:5000])
+    x, labels = torch.from_numpy(found.test[:5000]), torch.from_numpy(found.test_labels.values[:5000])
     pixels, patched = Raw().fit(x[:4000]), patch_features(x[:4000], filters=50)
     scores = []
     for map_ in (pixels, patched):

@@ -9,7 +9,14 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from labeldp.learning import fixmatch as module
 from labeldp.learning.evidence import on_classes
-from labeldp.learning.fixmatch import consistency, fixmatch, three_views
+from labeldp.learning.fixmatch import (
+    FreeThreshold,
+    SoftThreshold,
+    consistency,
+    fixmatch,
+    settle_norms,
+    three_views,
+)
 from labeldp.learning.optimisers import adam, constant, seven_sixteenths, sgd, weights_sgd
 from labeldp.learning.train import Averaged, PausedError, accuracy, fit
 from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
@@ -198,6 +205,66 @@ def test_the_schedule():
 def test_refuses_wrong_settings(settings, named):
     with pytest.raises(ValueError, match=named):
         run(**settings)
+
+
+@pytest.mark.parametrize("threshold", [0.4, SoftThreshold()])
+def test_compiled_and_plain_steps_give_the_same_losses(monkeypatch, threshold):
+    """Two epochs by either way: traced, differentiated ahead and run as one graph, without a compiler of kernels."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **how: compile_(model, backend="aot_eager", **how))
+    losses = {False: [], True: []}
+    for compiled, told in losses.items():
+        run(apart=True, threshold=threshold, compiled=compiled, report=lambda p, told=told: told.append(p.loss))
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+
+
+def test_soft_weights_are_a_gaussian_below_the_mean():
+    """The first step is all that was seen; the second counts a half, and no step less than `follow`."""
+    sure = SoftThreshold(follow=0.3)
+    first, second = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.75, 0.25]]), torch.tensor([[0.95, 0.05], [0.55, 0.45]])
+    weights_ = sure(first)
+    variance = torch.tensor([0.9, 0.6, 0.75]).var().item()
+    assert weights_.tolist() == pytest.approx([1, math.exp(-(0.15**2) / (variance / 2)), 1], abs=1e-5)
+    sure(second)
+    assert sure.mean.item() == pytest.approx(0.75)
+    assert sure.variance.item() == pytest.approx((variance + torch.tensor([0.95, 0.55]).var().item()) / 2)
+    for _ in range(3):
+        sure(second)
+    assert sure.share().item() == pytest.approx(0.3)
+
+
+def test_free_thresholds_let_rare_classes_in_sooner():
+    beliefs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.8, 0.2], [0.35, 0.65]])
+    sure = FreeThreshold(2)
+    # Mean confidence 0.7875, shares 0.7125 and 0.2875: thresholds 0.7875 and 0.318.
+    assert sure(beliefs).tolist() == [1, 1, 1, 1]
+    assert sure.mean.item() == pytest.approx(0.7875)
+    assert FreeThreshold(2)(torch.tensor([[0.9, 0.1], [0.6, 0.4]])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("threshold", [SoftThreshold(), FreeThreshold(K)])
+def test_thresholds_that_follow_go_on_after_a_pause(tmp_path, threshold):
+    whole = run(epochs=3, threshold=threshold)
+    with pytest.raises(PausedError):
+        run(epochs=3, threshold=threshold, checkpoint=tmp_path / "c.pt", seconds=0.0)
+    assert torch.equal(weights(whole), weights(run(epochs=3, threshold=threshold, checkpoint=tmp_path / "c.pt")))
+    # What is given is not changed: the next training begins anew.
+    assert threshold.steps.item() == 0
+
+
+def test_settled_norms_are_those_of_all_views():
+    """Without changes, and in one batch: the mean and spread of what goes into the norm."""
+    images, _ = pictures(120)
+    model = run(epochs=1)
+    settle_norms(model, images, lambda some, generator: some, batch_size=120)
+    before = model[0](images).detach()
+    assert torch.allclose(model[1].running_mean, before.mean(dim=(0, 2, 3)), atol=1e-5)
+    assert torch.allclose(model[1].running_var, before.var(dim=(0, 2, 3)), atol=1e-5)
+    assert model[1].momentum == 0.1
+    assert not model.training
+    usual, settled = run(epochs=1), run(epochs=1, settled=True)
+    assert all(torch.equal(a, b) for a, b in zip(usual.parameters(), settled.parameters(), strict=True))
+    assert not torch.equal(usual[1].running_mean, settled[1].running_mean)
 
 
 def test_refuses_several_inputs():

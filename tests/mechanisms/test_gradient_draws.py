@@ -101,7 +101,8 @@ class ClipsTheMean(GradientSum):
         total = gradients(self.model, cross_entropy, self.inputs[rows], responses[rows]).sum(0)
         mean = total / max(1, len(rows))
         mean = mean * min(1.0, self.bound.clip / max(1e-12, mean.norm().item()))
-        noise = torch.as_tensor(rng.gaussian(len(mean), self.noise_std / self.expected_batch))
+        steps = rng.rounded_gaussian(2.0**20, len(mean)) * 2.0**-20
+        noise = torch.as_tensor(steps * self.noise_std / self.expected_batch)
         return NoisyGradient(mean + noise, self.noise_std / self.expected_batch, self.expected_batch)
 
 

@@ -1,15 +1,19 @@
 """The mechanism on real vaults: events, sums, charges, refusals, and what it leaves behind."""
 
+import math
+from threading import Event, Thread
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from labeldp.core.certificate import parse
 from labeldp.core.events import Gaussian, PoissonGaussian
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault, MechanismError
-from labeldp.mechanisms.gradients.layers import cross_entropy
+from labeldp.mechanisms.gradients.layers import cross_entropy, own_generator, summation_error
 from labeldp.mechanisms.gradients.per_example import clipped_sum, load_parameter_vector, parameter_vector
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound, poisson_batch
 from labeldp.models.zoo import cifar_cnn, mnist_cnn, tabular_mlp, wide_resnet
@@ -34,18 +38,21 @@ def truth():
 # -- events and sums -----------------------------------------------------------------------------------------
 
 
-def test_events():
-    assert question().event() == Gaussian(1.0, 1.0)
-    assert question(rate=0.1).event() == PoissonGaussian(1.0, 0.5, 1.0, 0.1)
-    assert question(bound=DiameterBound(0.5, 0.6)).event() == Gaussian(1.0, 0.6)
-    assert question(bound=DiameterBound(0.5, 0.6), rate=0.1).event() == PoissonGaussian(1.0, 0.5, 0.6, 0.1)
+@pytest.mark.parametrize(("bound", "diameter"), [(NormBound(0.5), 1.0), (DiameterBound(0.5, 0.6), 0.6)])
+def test_events(bound, diameter):
+    """Radius and diameter of the bound, and what float64 sums of the rows and rounding to the grid can add."""
+    ask = question(bound=bound)
+    more = 2 * summation_error(0.5, ROWS) + ask.step * math.sqrt(15)
+    assert 0 < more < 1e-4 * diameter
+    assert ask.event() == Gaussian(1.0, diameter + more)
+    assert question(bound=bound, rate=0.1).event() == PoissonGaussian(1.0, 0.5 + more, diameter + more, 0.1)
 
 
 def test_a_full_sum_is_the_clipped_sum_plus_noise_over_the_rows():
     ask = question(noise_std=1e-9)
     release = LabelVault(labels(), CLASSES).release(ask)
     exact = clipped_sum(ask.model, cross_entropy, ask.inputs, truth(), clip=0.5)
-    torch.testing.assert_close(release.value, exact / ROWS, atol=1e-7, rtol=0)
+    torch.testing.assert_close(release.value, exact.float() / ROWS, atol=1e-7, rtol=0)
     assert (release.noise_std, release.expected_batch) == (1e-9 / ROWS, ROWS)
 
 
@@ -60,7 +67,7 @@ def test_a_secret_batch_has_the_rows_the_vault_drew():
     rows = torch.from_numpy(poisson_batch(ROWS, 0.25, SecureRandom(seed=5)))
     assert 0 < len(rows) < ROWS
     exact = clipped_sum(ask.model, cross_entropy, ask.inputs[rows], truth()[rows], clip=0.5)
-    torch.testing.assert_close(ask.sample(labels(), SecureRandom(seed=5)).value, exact / 10, atol=1e-7, rtol=0)
+    torch.testing.assert_close(ask.sample(labels(), SecureRandom(seed=5)).value, exact.float() / 10, atol=1e-7, rtol=0)
 
 
 def test_the_current_weights_are_read_at_every_draw():
@@ -77,8 +84,25 @@ def test_named_batches_are_charged_plainly_and_by_row():
     ask = question(inputs=question().inputs[batch], noise_std=1e-9)
     release = vault.release(ask, rows=batch)
     exact = clipped_sum(ask.model, cross_entropy, ask.inputs, truth()[batch], clip=0.5)
-    torch.testing.assert_close(release.value, exact / 3, atol=1e-7, rtol=0)
+    torch.testing.assert_close(release.value, exact.float() / 3, atol=1e-7, rtol=0)
     assert sorted(group.rows for group in vault.ledger.groups()) == [3, 37]
+
+
+def test_batches_of_two_sizes_cost_the_same_where_both_say_the_larger_one():
+    vault, inputs = LabelVault(labels(), CLASSES), question().inputs
+    batches = [np.arange(20), np.arange(20, 33)]
+    asks = [question(inputs=inputs[batch], most_rows=20) for batch in batches]
+    assert asks[0].event() == asks[1].event() == question(inputs=inputs[:20]).event()
+    assert [draw().expected_batch for draw in vault.lease_batches(asks, 1, batches)] == [20, 13]
+    with pytest.raises(ValueError, match="most_rows is 7, the data have 20"):
+        vault.release(question(inputs=inputs[:20], most_rows=7), rows=batches[0])
+
+
+def test_the_certificate_names_what_the_claim_rests_on():
+    vault = LabelVault(labels(), CLASSES)
+    vault.lease(question(rate=0.5), 3)
+    (sentence,) = parse(vault.certificate(1e-5).dumps()).assumptions
+    assert "does not depend on which other rows were in its batch" in sentence
 
 
 @pytest.mark.parametrize("bound", [NormBound(0.5), DiameterBound(0.5, 0.6)])
@@ -132,6 +156,44 @@ def test_nothing_outside_tells_the_size_of_the_batch(network, bound):
     assert [len(layer._forward_hooks) for layer in model.modules()] == hooks
 
 
+def test_two_threads_leave_torchs_generator_as_it_was():
+    """Overlapping, each used to put back what it found: the seed that the other's vault had drawn."""
+    before, entered, left = torch.get_rng_state(), [Event(), Event()], Event()
+
+    def first():
+        with own_generator(111, torch.device("cpu")):
+            entered[0].set()
+            entered[1].wait(0.3)
+        left.set()
+
+    def second():
+        entered[0].wait()
+        with own_generator(222, torch.device("cpu")):
+            entered[1].set()
+            left.wait(5)
+            torch.rand(3)
+
+    threads = [Thread(target=first), Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_vaults_in_two_threads_leave_torchs_generator_as_it_was():
+    """The same by whole sums with dropout; how they overlap is left to chance."""
+    model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, CLASSES))
+    ask = question(model=model, inputs=torch.ones(ROWS, 4), rate=0.5)
+    before = torch.get_rng_state()
+    threads = [Thread(target=lambda: [ask.sample(labels(), SecureRandom()) for _ in range(10)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_dropout_masks_come_from_the_vaults_stream():
     model = cifar_cnn(dropout=0.5)
     ask = question(model=model, inputs=torch.randn(ROWS, 3, 32, 32), noise_std=1e-9)
@@ -157,7 +219,8 @@ def test_gradients_that_are_not_finite_raise_nothing_and_add_nothing(bad, bound)
 
 def test_repr_shows_settings_and_no_data():
     assert repr(question(rate=0.1)) == (
-        "GradientSum(bound=NormBound(clip=0.5), noise_std=1.0, rate=0.1, num_classes=None, chunk=None, precision=None)"
+        "GradientSum(bound=NormBound(clip=0.5), noise_std=1.0, rate=0.1, num_classes=None, chunk=None, precision=None, "
+        "most_rows=None)"
     )
 
 

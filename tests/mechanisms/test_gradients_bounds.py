@@ -141,4 +141,6 @@ def test_public_diameters_are_shorter_on_a_real_network():
     clip = every.norm(dim=2).median().item()
     clipped = every * (clip / every.norm(dim=2, keepdim=True)).clamp(max=1.0)
     assert torch.cdist(clipped, clipped).amax((1, 2)).max().item() < 1.95 * clip
-    assert GradientSum(model, images, DiameterBound(clip, 1.95 * clip), 1.0).event() == Gaussian(1.0, 1.95 * clip)
+    event = GradientSum(model, images, DiameterBound(clip, 1.95 * clip), 1.0).event()
+    assert isinstance(event, Gaussian)
+    assert event.diameter == pytest.approx(1.95 * clip, rel=1e-4)

@@ -49,10 +49,11 @@ def test_rows_of_weight_zero_add_nothing(num_classes: int | None) -> None:
     plan = plan_for(model, cross_entropy, (images,), trainable(model))
     found = pieces(plan, model, cross_entropy, (images,), every, trainable(model))
     weights = torch.tensor([1.0] * 5 + [0.0] * 3, dtype=torch.float64)
-    some = bounded(found, factors, choice, model, weights=weights)
+    nothing = torch.zeros(len(parameter_vector(model)), dtype=torch.float64)
+    some = bounded(nothing.clone(), found, factors, choice, model, weights=weights)
     alone = bounded_sum(model, cross_entropy, images[:5], labels[:5], factors, num_classes=num_classes)
     torch.testing.assert_close(some, alone, rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(some, bounded(found, factors, choice, model), atol=1e-3)
+    assert not torch.allclose(some, bounded(nothing, found, factors, choice, model), atol=1e-3)
 
 
 def test_nothing_is_recorded_on_a_processor() -> None:

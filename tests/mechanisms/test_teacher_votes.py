@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import pickle
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
@@ -159,7 +161,9 @@ class NoisyMaximum(TeacherVotes):
     def answered(self, counts, rng):
         sure = self._confident(counts, rng)
         noisy = counts.astype(float)
-        noisy[np.arange(len(counts)), counts.argmax(axis=1)] += rng.gaussian(len(counts), self.noise_std)
+        noisy[np.arange(len(counts)), counts.argmax(axis=1)] += (
+            rng.rounded_gaussian(2.0**20, len(counts)) * 2.0**-20 * self.noise_std
+        )
         return np.where(sure, noisy.argmax(axis=1), -1)
 
 
@@ -167,7 +171,7 @@ class OneNoise(TeacherVotes):
     """Planted: the comparison's noise is used again for the winner."""
 
     def answered(self, counts, rng):
-        drawn = rng.gaussian(counts.size, self.noise_std).reshape(counts.shape)
+        drawn = (rng.rounded_gaussian(2.0**20, counts.size) * 2.0**-20 * self.noise_std).reshape(counts.shape)
         sure = counts.max(axis=1) + drawn[:, 0] * (self.threshold_std / self.noise_std) >= self.threshold
         return np.where(sure, (counts + drawn).argmax(axis=1), -1)
 
@@ -323,6 +327,50 @@ def test_teachers_that_know_of_each_other_are_found():
 
 
 # -- as a mechanism ------------------------------------------------------------------------------------------
+
+
+class Network:
+    """As much of a torch module as is asked for: weights that training writes to."""
+
+    def __init__(self):
+        self.weight = np.zeros(3)
+
+    def state_dict(self):
+        return {"weight": torch.as_tensor(self.weight)}
+
+
+SHARED = Network()
+
+
+def trains_a_global(number, rows, labels):
+    SHARED.weight[labels[0]] += 1
+    return np.zeros(5, dtype=np.int64)
+
+
+def held_in(way):
+    network = Network()
+
+    def train(network, number, rows, labels):
+        network.weight[labels[0]] += 1
+        return np.zeros(5, dtype=np.int64)
+
+    match way:
+        case "partial":
+            return one_by_one(partial(train, network))
+        case "closure":
+            return one_by_one(lambda *lesson: train(network, *lesson))
+        case "global":
+            return one_by_one(trains_a_global)
+        case "anew":
+            return one_by_one(lambda *lesson: train(Network(), *lesson))
+
+
+@pytest.mark.parametrize("way", ["partial", "closure", "global", "anew"])
+def test_a_network_that_goes_from_teacher_to_teacher_is_refused(way):
+    """It carries labels of one shard to the next, and out of the vault."""
+    probe = TeacherVotes(held_in(way), 3, 10, queries=5, responses=5, noise_std=4.0)
+    with nullcontext() if way == "anew" else pytest.raises(ValueError, match=r"holds a Network and changed it.*anew"):
+        check_separate(probe, 100, teachers=1)
 
 
 def test_a_vault_charges_the_whole_run_and_certifies_it():

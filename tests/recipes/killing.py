@@ -61,13 +61,18 @@ def train(folder, denoiser, queries):
     }
 
 
+def begun_in(folder):
+    """How many queries the count on disk says were begun."""
+    return sum(line.isdigit() for line in (folder / "looks.tally").read_bytes().splitlines())
+
+
 def note_draws(folder):
     """Every draw leaves a line: how many looks the count on disk had when it began, and that it ended."""
     notes = os.open(folder.with_suffix(".notes"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     sample = GradientSum.sample
 
     def noted(self, labels, rng):
-        counted = (folder / "looks.tally").read_bytes().count(b"\n") - 2
+        counted = begun_in(folder)
         os.write(notes, b"begun %d\n" % counted)
         response = sample(self, labels, rng)
         os.write(notes, b"ended %d\n" % counted)
@@ -146,7 +151,7 @@ def main(folder, denoiser, kills, queries):
         notes = [line.split() for line in place.with_suffix(".notes").read_text().splitlines()]
         left[name] = {
             **json.loads(place.with_suffix(".json").read_text()),
-            "counted": (place / "looks.tally").read_bytes().count(b"\n") - 2,
+            "counted": begun_in(place),
             "begun": [int(number) for what, number in notes if what == "begun"],
             "ended": [int(number) for what, number in notes if what == "ended"],
         }

@@ -163,7 +163,7 @@ def test_epsilon_zero_tells_nothing():
     box = vault(seed=1)
     found = label(problem()[2], box, epsilon=0.0)
     assert found.certificate.epsilon == 0.0
-    assert box.ledger.histories[0][0].event == PureDP(0.0)
+    assert box.ledger.histories[0][0][0].event == PureDP(0.0)
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.05, 0.1, 0.2])

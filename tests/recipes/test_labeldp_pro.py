@@ -56,10 +56,11 @@ def test_it_learns_and_costs_epsilon(denoiser, bound, drawn):
     assert {mechanism.event() for mechanism, _ in drawn} == {query.event}
     assert {response.expected_batch for _, response in drawn} == {60.0}
     assert {response.noise_std for _, response in drawn} == {query.event.noise_std / 60}
-    assert query.event.diameter == bound.diameter
+    # What rounding can add is in it, too.
+    assert bound.diameter < query.event.diameter < bound.diameter * (1 + 1e-4)
     if isinstance(denoiser, Secret):
         assert (type(query.event), query.times) == (PoissonGaussian, 30)
-        assert (query.event.rate, query.event.radius) == (0.1, bound.radius)
+        assert (query.event.rate, query.event.radius) == (0.1, pytest.approx(bound.radius, rel=1e-4))
     else:
         assert (type(query.event), query.times) == (Gaussian, 3)
 
@@ -195,7 +196,8 @@ def test_noise_and_length_cost_whatever_they_cost():
     x, _ = problem()
     box = vault()
     some(network(), x, box, noise_multiplier=1.5, steps=25, denoiser=no_op())
-    assert box.certificate(DELTA).epsilon == epsilon_of([Query(PoissonGaussian(1.5, 1.0, 2.0, 0.1), 25)], DELTA)
+    exactly = epsilon_of([Query(PoissonGaussian(1.5, 1.0, 2.0, 0.1), 25)], DELTA)
+    assert exactly < box.certificate(DELTA).epsilon < exactly * (1 + 1e-4)
     poor = vault(Budget(1.0, DELTA))
     with pytest.raises(BudgetExceededError):
         some(network(), x, poor, noise_multiplier=1.5, steps=25, denoiser=no_op())
@@ -384,7 +386,7 @@ def with_nan():
         ({"epochs": -1}, "not a length"),
         ({"epochs": math.nan}, "not a length"),
         ({"epochs": None, "steps": 0}, "not a length"),
-        ({"epochs": None, "steps": 1.5}, "not a length"),
+        ({"epochs": None, "steps": 1.5}, "steps=1.5 is not a whole number"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 601}, "batch_size=601 does not fit 600"),
         ({"batch_size": 0.5}, "batch_size=0.5"),

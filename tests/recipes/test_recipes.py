@@ -170,6 +170,7 @@ def test_a_model_of_other_answers_is_not_resumed(tmp_path):
     x, _ = problem()
     clear = per_row.rr(network(), x, vault(), epsilon=math.inf, fit=TRAIN, folder=tmp_path)
     (tmp_path / "answers.npz").unlink()
+    (tmp_path / "answers.tally").unlink()
     model = per_row.rr(network(), x, vault(seed=1), epsilon=0.0, fit=TRAIN, folder=tmp_path)
     elsewhere = per_row.rr(network(), x, vault(seed=1), epsilon=0.0, fit=TRAIN)
     assert torch.equal(weights(model), weights(elsewhere))

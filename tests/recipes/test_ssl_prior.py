@@ -197,7 +197,7 @@ def test_the_prior_is_the_clusters_distribution():
         truth = np.bincount(labels[groups == g], minlength=K) / (groups == g).sum()
         assert np.abs(prior[groups == g] - truth).max() < 0.2
     counts = GroupCounts(groups, C, K, LaplaceNoise(2.0))
-    assert box.ledger.histories[0][0].event == counts.event()
+    assert box.ledger.histories[0][0][0].event == counts.event()
 
 
 def test_answers_under_the_prior_are_right_as_often_as_it_says():

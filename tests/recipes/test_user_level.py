@@ -38,7 +38,7 @@ def network(data):
 
 def score(model, data):
     logits = predict(model, tensors(data.test))
-    return auc(logits[:, 1] - logits[:, 0], data.test_labels)
+    return auc(logits[:, 1] - logits[:, 0], data.test_labels.values)
 
 
 LEARN = functools.partial(fit, epochs=4, batch_size=128, optimizer=adam(3e-3))

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from labeldp.budgets.journal import Journal
 from labeldp.core.certificate import verify
 from labeldp.core.events import Gaussian, PoissonGaussian
-from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.core.ledger import ONE_USER, Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.learning.optimisers import sgd
 from labeldp.learning.projections import Projected
@@ -67,7 +67,8 @@ def test_gradients_teach_and_every_user_pays_the_same(denoiser):
     (group,) = claim.groups
     (query,) = group.queries
     assert (group.rows, query.times) == (USERS, 25)
-    assert query.event == PoissonGaussian(query.event.noise_std, 0.5, 1.0, 30 / USERS)
+    assert (type(query.event), query.event.rate) == (PoissonGaussian, 30 / USERS)
+    assert (query.event.radius, query.event.diameter) == pytest.approx((0.5, 1.0), rel=1e-4)
 
 
 def test_one_step_without_noise_goes_down_the_mean_of_the_users_resampled_rows():
@@ -86,7 +87,8 @@ def test_one_step_without_noise_goes_down_the_mean_of_the_users_resampled_rows()
         parameter.data -= 0.5 * slope
     for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    assert box.ledger.groups()[0].queries[0].event == Gaussian(1e-9, 2e3)
+    event = box.ledger.groups()[0].queries[0].event
+    assert (type(event), event.noise_std, event.diameter) == (Gaussian, 1e-9, pytest.approx(2e3))
 
 
 @pytest.mark.parametrize("rows", [None, 17])
@@ -140,7 +142,7 @@ def test_a_killed_run_goes_on_without_drawing_a_look_twice(tmp_path, monkeypatch
     drawn = []
     honest = UserGradientSum.sample
     monkeypatch.setattr(UserGradientSum, "sample", lambda *args: drawn.append(1) or honest(*args))
-    journal = Journal.open(tmp_path / "users.journal", Budget(3.0, 1e-5))
+    journal = Journal.open(tmp_path / "users.journal", Budget(3.0, 1e-5), unit=ONE_USER)
     inputs, settings = problem()[0], {"epsilon": 3.0, "steps": 12, "batch_size": 30, "denoiser": no_op()}
 
     def kill(progress):

@@ -137,7 +137,7 @@ def test_the_ledger_shows_epsilon_so_far_and_how_it_grew(tmp_path):
     assert "a noisy sum over a secret batch of 0.1 of the rows" in text
     assert "How ε of the costliest history grew" in text
     worst = max(made.certificate.groups, key=lambda group: len(group.queries))
-    points = growth(worst.queries, made.certificate.delta)
+    points = growth(worst.plans, made.certificate.delta)
     assert points[-1] == (201.0, pytest.approx(made.certificate.epsilon))
     assert [value for _, value in points] == sorted(value for _, value in points)
 

@@ -9,8 +9,9 @@ model runs each row as a batch of its own under `torch.func.vmap`. Which way is 
 What a layer contributes to per-example gradients: inner products and weighted sums, with or without their table.
 
 A term holds the gradients t_{ik} of one parameter for rows i and candidate labels k. `measured` gives inner products
-⟨t_{ik}, t_{ij}⟩, (b, k, k) in float64, and numbers e_{ik} such that the true value, of what `weighted` adds up in
-float32, is at most √(e_{ik} e_{ij}) away. `weighted` gives Σ_i f_i t_i once one candidate per row was picked.
+⟨t_{ik}, t_{ij}⟩, (b, k, k) in float64, and numbers e_{ik} such that the true value, of the float32 numbers that
+`weighted` adds up, is at most √(e_{ik} e_{ij}) away. `weighted` gives Σ_i f_i t_i, in float64, once one candidate per
+row was picked; `summation_error` says how far that is from the exact sum.
 
 Errors are bounded for any order of summation: n terms lose at most n · 2^-24 of the sum of their sizes (Higham 2002,
 section 4.2); twice that is allowed for here. With more than one candidate inner products are float64, and what is left
@@ -24,11 +25,12 @@ is the rounding of the float32 numbers that are added up.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import prod
+from threading import RLock
 from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -60,7 +62,7 @@ class Term(Protocol):
         ...
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Σ_i factors[i] · t_i of a term with one candidate, (p,)."""
+        """Σ_i factors[i] · t_i of a term with one candidate, (p,) in float64."""
         ...
 
     def table(self) -> Tensor:
@@ -84,8 +86,12 @@ class Table:
         return Table(picked(self.values, choice))
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """One matrix-vector product."""
-        return factors.to(self.values.dtype) @ self.values[:, 0]
+        """One matrix-vector product for every block of rows."""
+        entries, wide = self.values.shape[-1], _wide(factors)
+        # Copies in float64 that stay in a processor's cache, and in a device's memory.
+        step = max(4, (1 << (26 if self.values.is_cuda else 18)) // max(1, entries))
+        parts = (wide[rows] @ _wide(self.values[rows, 0]) for rows in _blocks(len(wide), step))
+        return reduce(torch.Tensor.add_, parts)
 
     def table(self) -> Tensor:
         """As it is."""
@@ -121,9 +127,14 @@ class Product:
         return Product(self.left, picked(self.right, choice))
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Scale `right`, then one matrix product over rows and places."""
-        scaled = self.right[:, 0] * factors.to(self.right.dtype)[:, None, None]
-        return (scaled.flatten(0, 1).mT @ self.left.flatten(0, 1)).reshape(-1)
+        """Scale `right`, then one matrix product over rows and places for every block of rows."""
+
+        def part(rows: slice) -> Tensor:
+            scaled = _wide(self.right[rows, 0]) * _wide(factors[rows])[:, None, None]
+            return scaled.flatten(0, 1).mT @ _wide(self.left[rows]).flatten(0, 1)
+
+        rows, places, _ = self.left.shape
+        return reduce(torch.Tensor.add_, map(part, _blocks(rows, _BLOCK_TERMS // places))).reshape(-1)
 
     def table(self) -> Tensor:
         """A product of matrices per row and candidate, (b, k, out·in)."""
@@ -155,10 +166,15 @@ class Lookup:
         return Lookup(self.index, picked(self.right, choice), self.entries)
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Add the scaled gradients to the entries."""
-        scaled = self.right[:, 0] * factors.to(self.right.dtype)[:, None, None]
-        total = scaled.new_zeros(self.entries, scaled.shape[-1])
-        return total.index_add_(0, self.index.flatten(), scaled.flatten(0, 1)).reshape(-1)
+        """Add the scaled gradients to the entries, block by block."""
+
+        def part(rows: slice) -> Tensor:
+            scaled = _wide(self.right[rows, 0]) * _wide(factors[rows])[:, None, None]
+            empty = scaled.new_zeros(self.entries, scaled.shape[-1])
+            return empty.index_add_(0, self.index[rows].flatten(), scaled.flatten(0, 1))
+
+        rows, places = self.index.shape
+        return reduce(torch.Tensor.add_, map(part, _blocks(rows, _BLOCK_TERMS // places))).reshape(-1)
 
     def table(self) -> Tensor:
         """Almost all zeros, (b, k, entries·dim)."""
@@ -166,6 +182,32 @@ class Lookup:
         total = self.right.new_zeros(rows, candidates, self.entries, dim)
         index = self.index[:, None, :, None].expand_as(self.right)
         return total.scatter_add_(2, index, self.right).flatten(2)
+
+
+# -- sums over rows ------------------------------------------------------------------------------------------
+
+
+# Terms that are added up in one go: so many rows at once that they have no more places.
+_BLOCK_TERMS = 1 << 14
+
+
+def _blocks(rows: int, step: int) -> Iterator[slice]:
+    return (slice(start, start + max(1, step)) for start in range(0, rows, max(1, step)))
+
+
+def summation_error(radius: float, rows: int) -> float:
+    """Return how far `weighted` sums of `rows` rows of length `radius` R, added up, may be from the exact sum: β.
+
+    Proof. n float64 numbers added in any order lose at most n·2^-53 of the sum of their sizes (Higham 2002, section
+    4.2). (1) Inside a block of at most 2^14 terms, or one row: let a_i = Σ_l |left_il|·|right_il| be the size of what a
+    row adds at its L places. If L = 1, f_i·a_i ≤ R. Else `measured` allows for an error of (8 + 2L)·2^-23·a_i² at
+    least, and the factor keeps f_i² times that below R², so f_i·a_i ≤ 2^11.5·R/√(8 + 2L) ≤ 837·R, and ≤ 2^11·R/√L. A
+    row loses at most max(2^14·837, √L·2^11)·2^-53·R < 2^23.8·2^-53·R for any L below 10^7. Several layers share f_i²
+    (their squares add up below R²), so this bounds all of them together. (2) Blocks and chunks are sums of rows, of
+    length nR at most, and there are at most n of them: n·2^-53·nR. Factors and products round, too, for which 2^24
+    stands in place of 2^23.8.
+    """
+    return rows * radius * (2.0**24 + rows) * 2.0**-53
 
 
 def _lost(values: Tensor, terms: int, places: int = 0) -> float:
@@ -345,7 +387,8 @@ def _run_rows(
     layers = {name: model.get_submodule(name) for name in plan.outputs}
     inside = {own for name, layer in layers.items() for own in own_names(name, layer)}
     direct = {name: value for name, value in parameters.items() if name not in inside}
-    fixed = {name: value.detach() for name, value in model.named_parameters()} | parameters
+    fixed = _copied(model, parameters)
+    direct = {name: fixed[name] for name in direct}
     zero = next(iter(parameters.values())).new_zeros
     taps = {name: zero(shape) for name, shape in plan.outputs.items()}
 
@@ -372,9 +415,10 @@ def _run_alone(
     """The gradients (b, k, …) of all parameters by a loop over rows: slow, and for any model."""
     found: list[list[Tensor]] = []
     for row, candidates in enumerate(labels):
-        own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        copied = _copied(model, parameters)
+        own = {name: copied[name].requires_grad_() for name in parameters}
         with torch.enable_grad():
-            logits = functional_call(model, own, tuple(column[row : row + 1] for column in columns))
+            logits = functional_call(model, copied, tuple(column[row : row + 1] for column in columns))
             losses = [loss(_float(logits), label.reshape(1)).sum() for label in candidates]
             each = [
                 torch.autograd.grad(value, list(own.values()), retain_graph=True, materialize_grads=True)
@@ -386,6 +430,15 @@ def _run_alone(
         {},
         {name: torch.stack(values) for name, values in zip(parameters, zip(*found, strict=True), strict=True)},
     )
+
+
+def _copied(model: nn.Module, parameters: Parameters) -> Parameters:
+    """Return copies of all parameters, these values in place of the model's own, and of all buffers.
+
+    A layer that writes to its weights or statistics while it holds a secret batch writes to the copies.
+    """
+    state = {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())} | parameters
+    return {name: value.clone() for name, value in state.items()}
 
 
 @contextmanager
@@ -485,6 +538,10 @@ _ROW_BY_ROW = {
 # Numbers in memory at once: what the caches of a processor still bear, and what keeps a device busy.
 _CPU_FLOATS, _DEVICE_FLOATS = 1 << 24, 1 << 29
 _CPU_ROWS, _DEVICE_ROWS = 128, 1 << 14
+_CACHED_FLOATS = 1 << 21
+
+# Held while torch's own generators run on a seed; the same thread may take it again.
+_ONE_THREAD = RLock()
 
 _plans: WeakKeyDictionary[nn.Module, tuple[Any, Plan]] = WeakKeyDictionary()
 
@@ -519,26 +576,33 @@ def rows_at_once(plan: Plan, parameters: Parameters, candidates: int) -> int:
     """How many rows fit comfortably into memory. About speed only."""
     every, each = plan.floats if plan.outputs else (0, sum(value.numel() for value in parameters.values()))
     on_cpu = all(value.device.type == "cpu" for value in parameters.values())
-    floats, rows = (_CPU_FLOATS, _CPU_ROWS) if on_cpu else (_DEVICE_FLOATS, _DEVICE_ROWS)
-    return max(1, min(rows, floats // max(1, every + candidates * each)))
+    numbers = max(1, every + candidates * each)
+    if not on_cpu:
+        return max(1, min(_DEVICE_ROWS, _DEVICE_FLOATS // numbers))
+    # Rows of few numbers stay in the cache a thousand at a time, and a sum in float64 is the faster the more they are.
+    return max(1, min(max(_CPU_ROWS, min(8 * _CPU_ROWS, _CACHED_FLOATS // numbers)), _CPU_FLOATS // numbers))
 
 
 @contextmanager
 def own_generator(seed: int, device: torch.device) -> Generator[None]:
-    """Torch's generators for this device start from the seed and are put back as they were afterwards."""
+    """Let torch's generators for this device start from the seed, and put them back as they were afterwards.
+
+    Dropout takes no generator of its own. One thread at a time: two that overlap would put back each other's seed.
+    """
     generators = [torch.default_generator]
     if device.type == "cuda":
         # torch's types say that an index is an int; it is None for plain "cuda".
         index = cast("int | None", device.index)
         generators.append(torch.cuda.default_generators[torch.cuda.current_device() if index is None else index])
-    states = [generator.get_state() for generator in generators]
-    try:
-        for generator in generators:
-            generator.manual_seed(seed)
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    with _ONE_THREAD:
+        states = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
 
 def _readable(model: nn.Module, parameters: Parameters) -> dict[str, nn.Module]:
@@ -584,7 +648,7 @@ def _probed(model: nn.Module, first: Columns, parameters: Parameters) -> Plan:
     readable = _readable(model, parameters)
     handles = [layer.register_forward_hook(hook(name)) for name, layer in readable.items()]
     try:
-        model(*(column[:1] for column in first))
+        functional_call(model, _copied(model, parameters), tuple(column[:1] for column in first))
     finally:
         for handle in handles:
             handle.remove()
@@ -607,7 +671,9 @@ def _chain(model: nn.Module, first: Columns, outputs: dict[str, tuple[int, ...]]
         if type(layer) is not nn.Sequential:
             flat = type(layer) is nn.Flatten and layer.start_dim >= 1
             weights = any(value.requires_grad for value in layer.parameters())
-            if not (flat or type(layer) in _ROW_BY_ROW) or getattr(layer, "inplace", False):
+            # An embedding with max_norm writes to its weights.
+            writes = getattr(layer, "inplace", False) or getattr(layer, "max_norm", None) is not None
+            if writes or not (flat or type(layer) in _ROW_BY_ROW):
                 return ()
             if weights and name not in outputs:
                 return ()

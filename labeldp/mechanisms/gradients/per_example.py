@@ -18,8 +18,11 @@ whoever measures time.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +63,7 @@ __all__ = [
     "own_generator",
     "parameter_vector",
     "refuse_batch_norm",
+    "refusing_state",
     "trainable",
 ]
 
@@ -113,6 +117,61 @@ def refuse_batch_norm(model: nn.Module) -> None:
             )
 
 
+@contextmanager
+def refusing_state(*modules: nn.Module) -> Generator[None]:
+    """Run the modules on public rows in this block; raise ValueError if any of them has changed when it ends.
+
+    What a module keeps of a forward pass (running statistics, the last input, a counter, renormalised embeddings) would
+    be there for everybody to read after a pass over a secret batch, and would mix its rows into later ones.
+    """
+    for module in modules:
+        for name, layer in module.named_modules():
+            # It need not show on these rows: only entries that are longer than the norm are written to.
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+                raise ValueError(
+                    f"{name or 'model'} has max_norm={layer.max_norm}, which rewrites the embeddings that a batch "
+                    "looks up: its rows could be read off the weights. Leave max_norm out; gradients are clipped anyway"
+                )
+    before = [_state_of(module) for module in modules]
+    yield
+    for module, state in zip(modules, before, strict=True):
+        after = _state_of(module)
+        changed = sorted(name for name in state | after if not _alike(state.get(name), after.get(name)))
+        if changed:
+            raise ValueError(
+                f"{type(module).__name__} changed its own state in a forward pass: {', '.join(changed[:4])}. What it "
+                "keeps would show which rows are in a secret batch. Take that layer or attribute out, or freeze it: "
+                ".eval() for running statistics and spectral norms, computed first if at all (features are public)"
+            )
+
+
+def _state_of(module: nn.Module) -> dict[str, Any]:
+    """Return copies of parameters and buffers, and all other attributes of the module and those in it, by name."""
+    state: dict[str, Any] = {}
+    for path, layer in module.named_modules():
+        own = {**vars(layer), **layer._parameters, **layer._buffers}  # pyright: ignore[reportPrivateUsage]
+        for name, value in own.items():
+            if name in {"_parameters", "_buffers", "_modules"}:
+                continue
+            copied = value.detach().clone() if isinstance(value, Tensor) else value
+            if isinstance(value, list | tuple | set | deque):
+                copied = list(value)
+            state[f"{path}.{name}".lstrip(".")] = dict(value) if isinstance(value, dict) else copied
+    return state
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.shape == other.shape and one.dtype == other.dtype
+        return same and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    # Not every object can be compared; numbers and text can.
+    return one is other or (isinstance(one, str | float | int | complex | bytes) and bool(one == other))
+
+
 def gradients(model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, *, chunk: int | None = None) -> Tensor:
     """Every row's gradient of the loss, (b, P), in float32 or wider.
 
@@ -121,7 +180,7 @@ def gradients(model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, *, c
     tensor([[3., 0.],
             [5., 0.]])
     """
-    found = [_zeros(model)[None, :][:0]]
+    found = [_zeros(model)[None, :][:0].to(kind_of(model))]
     for _, part in _chunks(model, loss, inputs, labels[:, None], chunk):
         with full_precision():
             found.append(table(part, trainable(model))[:, 0])
@@ -137,14 +196,14 @@ def clipped_sum(
     clip: float,
     chunk: int | None = None,
 ) -> Tensor:
-    """Σ_i g_i · min(1, clip / |g_i|) over the rows, (P,), in float32 or wider; no table of all rows is kept.
+    """Return Σ_i g_i · min(1, clip / |g_i|) over the rows, (P,) in float64; no table of all rows is kept.
 
     A row whose gradient is not finite counts as zero: it keeps the bound, and no error says that it happened.
 
     >>> model = nn.Linear(1, 2, bias=False)
     >>> two = torch.tensor([[3.0], [0.25]]), torch.tensor([0, 1])
     >>> clipped_sum(model, lambda logits, labels: logits[:, 0], *two, clip=1.0).round(decimals=2)
-    tensor([1.2500, 0.0000])
+    tensor([1.2500, 0.0000], dtype=torch.float64)
     """
     return bounded_sum(model, loss, inputs, labels, partial(norm_factors, clip), chunk=chunk)
 
@@ -159,7 +218,7 @@ def bounded_sum(
     num_classes: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Σ_i f_i g_i over the rows, (P,), the factors f_i being a function of inner products.
+    """Return Σ_i f_i g_i over the rows, (P,) in float64, the factors f_i being a function of inner products.
 
     Without `num_classes` each row has one candidate, its own label: `factors` sees its squared norm, (b, 1, 1). With it
     the candidates are the gradients under each of the labels 0 … num_classes − 1; `factors` sees their inner products,
@@ -168,13 +227,13 @@ def bounded_sum(
     every, choice = candidates_of(labels, num_classes)
     total = _zeros(model)
     for rows, found in _chunks(model, loss, inputs, every, chunk):
-        total += bounded(found, factors, choice[rows], model)
+        bounded(total, found, factors, choice[rows], model)
     # A gradient that is not finite has the factor zero, but zero times infinity is not a number. Rare, and found by
     # one query at the sum (the only wait for the device); then everything is done again with such entries removed.
     if not bool(total.isfinite().all()):
         total = _zeros(model)
         for rows, found in _chunks(model, loss, inputs, every, chunk, direct=True):
-            total += bounded(found, factors, choice[rows], model, clean=True)
+            bounded(total, found, factors, choice[rows], model, clean=True)
     return total
 
 
@@ -186,6 +245,7 @@ def candidates_of(labels: Tensor, num_classes: int | None) -> tuple[Tensor, Tens
 
 
 def bounded(
+    total: Tensor,
     found: list[Piece],
     factors: Factors,
     choice: Tensor,
@@ -193,18 +253,19 @@ def bounded(
     clean: bool = False,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Σ_i f_i g_i, (P,), from the terms of the rows' candidates; `weights` (0 or 1 per row) leaves rows out."""
+    """Add Σ_i f_i g_i to a total, (P,) in float64, from rows' candidates; `weights` (0 or 1) leave rows out."""
     with full_precision():
         every = [piece.term.measured() for piece in found]
         gram, errors = (reduce(torch.add, each) for each in zip(*every, strict=True))
         scale = factors(gram, errors).gather(1, choice[:, None])[:, 0]
         scale = scale if weights is None else scale * weights
-        sums: Parameters = {}
+        parameters = trainable(model)
+        places = dict(zip(parameters, total.split([value.numel() for value in parameters.values()]), strict=True))
         for piece in found:
             term = piece.term if gram.shape[1] == 1 else piece.term.pick(choice)
             term = Table(term.table().nan_to_num(0.0, 0.0, 0.0)) if clean else term
-            sums[piece.name] = piece.arranged(term.weighted(scale))
-        return torch.cat([sums[name] for name in trainable(model)])
+            places[piece.name].add_(piece.arranged(term.weighted(scale)))
+        return total
 
 
 def norm_factors(clip: float, gram: Tensor, errors: Tensor) -> Tensor:
@@ -258,11 +319,18 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 def _zeros(model: nn.Module) -> Tensor:
-    """Zeros (P,), in float32 or wider, where the parameters are."""
-    values = list(trainable(model).values())
-    kinds = [value.dtype for value in values] or [torch.float32]
-    widest = reduce(torch.promote_types, kinds, torch.float32)
-    return torch.zeros(sum(value.numel() for value in values), dtype=widest, device=device_of(model))
+    """Return float64 zeros, (P,), where the parameters are."""
+    return torch.zeros(num_parameters(model), dtype=torch.float64, device=device_of(model))
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Return the number P of trainable parameters."""
+    return sum(value.numel() for value in model.parameters() if value.requires_grad)
+
+
+def kind_of(model: nn.Module) -> torch.dtype:
+    """Return the widest type of the trainable parameters, at least float32."""
+    return reduce(torch.promote_types, (value.dtype for value in trainable(model).values()), torch.float32)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -331,7 +399,7 @@ class ReplayedSum:
         """What is recorded."""
         every, choice = candidates_of(labels, self._num_classes)
         found = pieces(plan, self._model, self._loss, columns, every, parameters)
-        return bounded(found, self._factors, choice, self._model, weights=weights)
+        return bounded(_zeros(self._model), found, self._factors, choice, self._model, weights=weights)
 
 
 class _Recording:

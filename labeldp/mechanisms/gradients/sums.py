@@ -20,8 +20,8 @@ from labeldp.core.events import Event, Gaussian, PoissonGaussian
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelArray
 from labeldp.mechanisms.common import checked_classes, checked_integer, same_classes
-from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, own_generator
-from labeldp.mechanisms.gradients.noise import gaussian_on
+from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, own_generator, summation_error
+from labeldp.mechanisms.gradients.noise import grid_step, rounded_on, with_noise
 from labeldp.mechanisms.gradients.per_example import (
     SMALLEST,
     Inputs,
@@ -30,8 +30,11 @@ from labeldp.mechanisms.gradients.per_example import (
     columns_of,
     device_of,
     gradients,
+    kind_of,
     norm_factors,
+    num_parameters,
     refuse_batch_norm,
+    refusing_state,
 )
 from labeldp.releases import NoisyGradient
 
@@ -138,6 +141,12 @@ def _checked_length(name: str, value: Any) -> float:
 
 __all__ = ["DiameterBound", "GradientSum", "NormBound", "isolated", "poisson_batch"]
 
+# What the certificate of a gradient sum rests on besides its ledger.
+ROWS_ALONE = (
+    "A row's gradient, as it was computed, does not depend on which other rows were in its batch: layers treat rows "
+    "one by one, and kernels chosen by the size of a batch round it alike."
+)
+
 _replays: WeakKeyDictionary[GradientSum, ReplayedSum] = WeakKeyDictionary()
 
 
@@ -156,8 +165,14 @@ class GradientSum:
     of distributions of `PoissonGaussian(s, R, D, q)`. Neither the batch nor its size leaves this class: the divisor is
     q·n. Weights read at later steps are functions of earlier releases, so steps compose adaptively.
 
-    Rounding. Factors are rounded down so that each v_i computed in float32 keeps its bound; sums of rows are float32
-    too, and what they lose (some 10⁻⁷ of the sum) the event does not include. Noise is drawn and added in float64.
+    Rounding. Factors are rounded down so that each v_i, as the float32 numbers it is, keeps its bound. They are added
+    up in float64, at most β from the exact sum (`summation_error`, over all n rows), and the sum is rounded to a grid
+    of step g before integer noise is added (`grid_step`, with the proof). So the sums with and without the row, or with
+    its two labels, are apart by 2β + g√d more than in exact arithmetic, and the event has R⁺ = R + 2β + g√d and
+    D⁺ = D + 2β + g√d: some 10^-4 more than R and D for 10^5 rows.
+
+    Assumption. That no row's gradient depends on the others in the batch holds for real numbers; kernels that are
+    chosen by the size of a batch may round a row's gradient otherwise in another batch. `assumptions` says so.
 
     Args:
         model: its trainable weights are read at every draw. They must be public: made from earlier releases.
@@ -169,6 +184,7 @@ class GradientSum:
         num_classes: labels a row may have; the number of logits when None.
         chunk, precision: rows at once, and the type of the forward pass (torch.bfloat16, say). About speed, and cannot
             change the guarantee.
+        most_rows: rows of the largest of several batches that are leased together and must cost the same; None is this.
 
     >>> from labeldp import LabelVault
     >>> vault = LabelVault([0, 1, 1, 0], num_classes=2)
@@ -186,6 +202,10 @@ class GradientSum:
     num_classes: int | None = None
     chunk: int | None = None
     precision: torch.dtype | None = None
+    most_rows: int | None = None
+    # Weights that the noise was charged for.
+    size: int = field(init=False, repr=False)
+    assumptions: ClassVar[tuple[str, ...]] = (ROWS_ALONE,)
 
     def __post_init__(self) -> None:
         for name in ("noise_std", "rate"):
@@ -195,46 +215,56 @@ class GradientSum:
             object.__setattr__(self, name, float(value))
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate is {self.rate!r}; give a probability greater than 0 and at most 1")
-        if self.chunk is not None:
-            checked_integer("chunk", self.chunk, 1, 1 << 40)
+        for name in ("chunk", "most_rows"):
+            if getattr(self, name) is not None:
+                checked_integer(name, getattr(self, name), 1, 1 << 40)
         if self.num_classes is not None:
             checked_classes(self.num_classes)
-        self.event()
+        object.__setattr__(self, "size", num_parameters(self.model))
+        sampled_gaussian(self.noise_std, self.bound.radius, self.bound.diameter, self.rate)
 
     # -- mechanism ------------------------------------------------------------------------------------------
 
     def event(self) -> Event:
-        """What one step costs: the bound's radius and diameter beside the noise, sampled at the rate."""
-        if self.rate == 1.0:
-            return Gaussian(self.noise_std, self.bound.diameter)
-        return PoissonGaussian(self.noise_std, self.bound.radius, self.bound.diameter, self.rate)
+        """Return what one step costs: radius and diameter, with what rounding adds, beside the noise, at the rate."""
+        more = 2 * summation_error(self.bound.radius, self._most()) + self.step * math.sqrt(self.size)
+        return sampled_gaussian(self.noise_std, self.bound.radius + more, self.bound.diameter + more, self.rate)
+
+    @property
+    def step(self) -> float:
+        """Return the step of the grid that the sum is rounded to."""
+        longest = self.bound.radius * max(1, self._most())
+        return grid_step(self.noise_std, self.bound.diameter, self.size, longest)
+
+    def _most(self) -> int:
+        return len(columns_of(self.inputs)[0]) if self.most_rows is None else self.most_rows
 
     def fits(self, num_rows: int, num_classes: int) -> None:
         """Raise ValueError unless there is a row of inputs for every label, and the loss takes every label.
 
-        Model and loss are tried on the first row with every label, so that what can fail fails before it is paid for.
+        Model and loss are tried on public rows with made-up labels, so that what can fail fails before it is paid for,
+        and a model that keeps something of the rows it has seen is refused.
         """
         rows = {len(column) for column in columns_of(self.inputs)}
         if num_rows == 0 or rows != {num_rows}:
             raise ValueError(f"inputs has {sorted(rows)} rows, the data {num_rows}; give one row per label, at least 1")
+        if self._most() < num_rows:
+            raise ValueError(f"most_rows is {self.most_rows}, the data have {num_rows}; give the most of any batch")
         refuse_batch_norm(self.model)
         if not any(value.requires_grad for value in self.model.parameters()):
             raise ValueError("model has no trainable parameters; set requires_grad on those to be learnt")
         if self.num_classes is not None:
             same_classes(self.num_classes, num_classes)
-        self._try_first_row(num_classes)
+        self._try_public_rows(num_classes)
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyGradient:
         """Draw the batch, add up its bounded gradients, add the noise, divide by the expected size."""
         rows = poisson_batch(len(labels), self.rate, rng)
         with isolated(self.model, self.precision, rng):
-            noise = gaussian_on(device_of(self.model), self._size(), self.noise_std, rng)
+            noise = rounded_on(device_of(self.model), self.size, self.noise_std / self.step, rng)
             total = self._total(labels, rows)
-        value = ((total.double() + noise()) / self.expected_batch).to(total.dtype)
+        value = (with_noise(total, self.step, noise()) / self.expected_batch).to(kind_of(self.model))
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
-
-    def _size(self) -> int:
-        return sum(value.numel() for value in self.model.parameters() if value.requires_grad)
 
     @property
     def expected_batch(self) -> float:
@@ -269,13 +299,14 @@ class GradientSum:
             _replays[self] = ReplayedSum(self.model, self.loss, self.bound.factors, candidates)
         return _replays[self]
 
-    def _logits(self) -> Tensor:
-        """Of the first row, (1, K)."""
+    def _logits(self, row: slice = slice(1)) -> Tensor:
+        """Return those of one row, the first, (1, K)."""
         device = device_of(self.model)
         with torch.no_grad():
-            return self.model(*(column[:1].to(device) for column in columns_of(self.inputs)))
+            return self.model(*(column[row].to(device) for column in columns_of(self.inputs)))
 
-    def _try_first_row(self, num_classes: int) -> None:
+    def _try_public_rows(self, num_classes: int) -> None:
+        """Run model and loss on the first row, then on the last: what the first run sets up once is no state."""
         with isolated(self.model, self.precision, SecureRandom()):
             logits = self._logits()
             if logits.dim() != 2 or len(logits) != 1:
@@ -287,8 +318,17 @@ class GradientSum:
             if losses.shape != (num_classes,):
                 shown = tuple(losses.shape)
                 raise ValueError(f"loss gives {shown} for {num_classes} rows; it must give one number per row")
+            with refusing_state(self.model, *([self.loss] if isinstance(self.loss, nn.Module) else [])):
+                self.loss(self._logits(slice(-1, None)).float(), every[-1:])
             first = tuple(column[:1].to(logits.device) for column in columns_of(self.inputs))
             gradients(self.model, self.loss, first, every[:1])
+
+
+def sampled_gaussian(noise_std: float, radius: float, diameter: float, rate: float) -> Event:
+    """Return the event of a sum with Gaussian noise, of all rows or of a secret batch."""
+    if rate == 1.0:
+        return Gaussian(noise_std, diameter)
+    return PoissonGaussian(noise_std, radius, diameter, rate)
 
 
 def poisson_batch(num_rows: int, rate: float, rng: SecureRandom) -> npt.NDArray[np.intp] | None:

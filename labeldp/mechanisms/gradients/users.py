@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.core.events import Event, Gaussian, PoissonGaussian
+from labeldp.core.events import Event
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelArray
 from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, norms
-from labeldp.mechanisms.gradients.noise import gaussian_on
+from labeldp.mechanisms.gradients.noise import grid_step, rounded_on, with_noise
 from labeldp.mechanisms.gradients.per_example import (
     Inputs,
     clip_factors,
     columns_of,
     device_of,
     gradients,
-    parameter_vector,
+    kind_of,
+    num_parameters,
 )
-from labeldp.mechanisms.gradients.sums import GradientSum, NormBound, isolated, poisson_batch
+from labeldp.mechanisms.gradients.sums import (
+    ROWS_ALONE,
+    GradientSum,
+    NormBound,
+    isolated,
+    poisson_batch,
+    sampled_gaussian,
+)
 from labeldp.mechanisms.users import Charge, Users
 from labeldp.releases import FloatArray, NoisyGradient
 
@@ -44,6 +53,10 @@ class UserGradientSum:
     by at most 2C. The user is in the batch with probability q, independently of the others and of all labels. That is
     the distribution of one clipped row among rows sampled at q (`PoissonGaussian`: radius C, diameter 2C), with users
     for rows; q = 1 is a Gaussian sum moved by at most 2C.
+
+    Rounding. Every v_u is rounded to a grid of step g before it is added (`grid_step`, with the proof for the noise):
+    sums are then sums of integers, the same in any order. Rounding moves a vector by at most g√d/2, so the event has
+    R⁺ = C + g√d/2 and D⁺ = 2C + g√d. The assumption of `GradientSum` holds here for a user's rows.
 
     Args:
         model: its trainable weights are read at every draw. They are public: made from earlier releases.
@@ -74,12 +87,16 @@ class UserGradientSum:
     loss: Loss = field(default=cross_entropy, repr=False)
     chunk: int | None = None
     precision: torch.dtype | None = None
+    # Weights that the noise was charged for.
+    size: int = field(init=False, repr=False)
+    assumptions: ClassVar[tuple[str, ...]] = (ROWS_ALONE,)
 
     def __post_init__(self) -> None:
         # A bound on the candidate gradients of one row says nothing about the sum of several.
         if type(self.bound) is not NormBound:
             raise ValueError(f"bound is {self.bound!r}; users' sums are clipped by their norm: give NormBound(clip)")
-        self.event()
+        object.__setattr__(self, "size", num_parameters(self.model))
+        sampled_gaussian(self.noise_std, self.bound.radius, self.bound.diameter, self.rate)
         if self.rate == 0:
             raise ValueError("rate is 0, so no user would ever take part; give a probability greater than 0")
         if self.weights is not None:
@@ -88,10 +105,15 @@ class UserGradientSum:
     # -- mechanism ------------------------------------------------------------------------------------------
 
     def event(self) -> Event:
-        """What one step costs a user; a single label of it costs no more."""
-        if self.rate == 1.0:
-            return Gaussian(self.noise_std, self.bound.diameter)
-        return PoissonGaussian(self.noise_std, self.bound.radius, self.bound.diameter, self.rate)
+        """Return what one step costs a user; a single label of it costs no more."""
+        moved = self.step * math.sqrt(self.size)
+        return sampled_gaussian(self.noise_std, self.bound.radius + moved / 2, self.bound.diameter + moved, self.rate)
+
+    @property
+    def step(self) -> float:
+        """Return the step of the grid that users' vectors are rounded to."""
+        longest = self.bound.radius * max(1, len(self.users))
+        return grid_step(self.noise_std, self.bound.diameter, self.size, longest)
 
     def charges(self, users: Users) -> Sequence[Charge]:
         """One query for every user, however many rows it has."""
@@ -119,27 +141,26 @@ class UserGradientSum:
         chosen = poisson_batch(len(self.users), self.rate, rng)
         with isolated(self.model, self.precision, rng):
             total = self.total(labels, np.arange(len(self.users)) if chosen is None else chosen)
-        noise = gaussian_on(total.device, total.numel(), self.noise_std, rng)()
-        value = ((total.double() + noise) / self.expected_batch).to(total.dtype)
+        noise = rounded_on(total.device, self.size, self.noise_std / self.step, rng)
+        value = (with_noise(total, self.step, noise()) / self.expected_batch).to(kind_of(self.model))
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
 
     # -- the sum --------------------------------------------------------------------------------------------
 
     def total(self, labels: LabelArray, chosen: npt.NDArray[np.intp]) -> Tensor:
-        """Σ v_u over these users, without noise, (P,) in float32. Only `sample` calls it, and tests."""
-        size = len(parameter_vector(self.model))
-        total = torch.zeros(size, dtype=torch.float32, device=device_of(self.model))
-        at_once = max(1, _TABLE_BYTES // (4 * max(1, size)))
+        """Return Σ v_u over these users without noise, (P,) in float64, on the grid. Only `sample` calls it."""
+        total = torch.zeros(self.size, dtype=torch.float64, device=device_of(self.model))
+        at_once = max(1, _TABLE_BYTES // (12 * max(1, self.size)))
         for start in range(0, len(chosen), at_once):
             sums = self._user_sums(labels, chosen[start : start + at_once])
             # What is not finite is nothing: it keeps the bound, and no error tells that it happened.
-            factors = clip_factors(norms(sums), self.bound.clip).to(sums.dtype)
-            total += (sums.nan_to_num_(0.0, 0.0, 0.0) * factors[:, None]).sum(dim=0)
-        return total
+            factors = clip_factors(norms(sums), self.bound.clip) / self.step
+            total += (sums.nan_to_num_(0.0, 0.0, 0.0) * factors[:, None]).round_().sum(dim=0)
+        return total * self.step
 
     def _user_sums(self, labels: LabelArray, chosen: npt.NDArray[np.intp]) -> Tensor:
         """Σ_j w_j g_j of each of these users, (users, P)."""
-        device, size = device_of(self.model), len(parameter_vector(self.model))
+        device, size = device_of(self.model), self.size
         place = np.full(len(self.users), -1, dtype=np.int64)
         place[chosen] = np.arange(len(chosen))
         rows = np.flatnonzero(place[self.users.owner] >= 0)

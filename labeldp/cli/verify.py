@@ -1,0 +1,56 @@
+"""`labeldp verify`: check a result, and say what that proves and what it does not."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path, exists=True))
+@click.option("--max-epsilon", type=click.FloatRange(0), help="Fail a claim of more than this.")
+@click.option("--max-delta", type=click.FloatRange(0), help="Fail a claim of more than this.")
+@click.option("--signer", "signers", multiple=True, help="Fail what this public key, or that in this file, has not "
+              "signed; see labeldp keys. May be repeated: one of them must have signed.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(
+    file: Path, max_epsilon: float | None, max_delta: float | None, signers: tuple[str, ...], as_json: bool
+) -> None:
+    """Recompute a certificate from its ledger and check the file, or the model, it speaks about.
+
+    FILE is a certificate or the artifact beside it; a certificate that speaks about no file, such as a vault's, is
+    checked by itself, and so is the history of a store (labeldp budget history --out). FOLDER is what labeldp train
+    wrote: all of its files are checked, and that they tell one story. A claim that protects nothing fails: an infinite
+    epsilon, a delta of one over the rows or more, noise from a seed. Exit code 1 and the reasons when anything is off.
+
+    Whoever can write the files can write others that hold, with a smaller epsilon. Where that matters, ask for a
+    signature:
+
+    \b
+    labeldp verify model --max-epsilon 1 --signer ann.key.pub
+    """
+    from labeldp.results.verify import check
+    from labeldp.results.words import at_most, odds_in_words
+    from labeldp.results.writing import one_line
+
+    found = check(file, max_epsilon=max_epsilon, max_delta=max_delta, signers=signers)
+    claim, spent = found.certificate, found.spent
+    if as_json:
+        click.echo(json.dumps({
+            "file": str(file), "holds": not found.problems, "problems": list(found.problems),
+            "epsilon": spent and ("infinity" if math.isinf(spent[0]) else spent[0]),
+            "delta": spent and spent[1], "signer": found.signature and found.signature.signer,
+            "trusted": found.trusted, "proved": found.proved, "not_proved": found.not_proved,
+        }))  # fmt: skip
+    elif found.problems:
+        click.echo("\n".join(one_line(f"{file}: {problem}") for problem in found.problems), err=True)
+    else:
+        if claim is not None:
+            click.echo(f"{file}: the certificate holds, for epsilon {at_most(claim.epsilon)}.")
+            click.echo(odds_in_words(claim.epsilon, claim.delta, claim.unit.protects))
+        click.echo(f"Proved: {found.proved}. Not proved: {found.not_proved}.")
+    if found.problems:
+        raise click.exceptions.Exit(1)
