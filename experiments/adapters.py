@@ -245,7 +245,8 @@ def several_moments(job: Training) -> nn.Module:
     public = semi.public_of(job)
 
     def once(features: Tensor, vault: LabelVault, /, *, epsilon: float, delta: float, folder: Any) -> Any:
-        return _shot(job, public, epsilon, features)
+        # Not the job's vault: this one draws both moments as one plan.
+        return _shot(job, public, epsilon, features, vault)
 
     return rounds.train(
         job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=job.settings["delta"],
@@ -315,10 +316,14 @@ class _OfCluster(nn.Module):
         return nn.functional.one_hot(torch.from_numpy(classes), self._num_classes).to(rows)
 
 
-def _shot(job: Training, public: public_features.Public, epsilon: float, features: Tensor) -> one_shot.OneShot:
+def _shot(
+    job: Training, public: public_features.Public, epsilon: float, features: Tensor, vault: LabelVault | None = None
+) -> one_shot.OneShot:
     stage = public.stage(job.vault.num_classes) if features is public.features else None
     tuning = functools.partial(tune, stage=stage, seed=job.seed)
-    return one_shot.train(features, job.vault, epsilon=epsilon, delta=job.settings["delta"], tune=tuning)
+    return one_shot.train(
+        features, job.vault if vault is None else vault, epsilon=epsilon, delta=job.settings["delta"], tune=tuning
+    )
 
 
 def _bound(settings: Mapping[str, Any]) -> labeldp_pro.NormBound | labeldp_pro.DiameterBound:

@@ -159,6 +159,7 @@ def test_a_mechanism_that_leaks_one_class_only_is_caught():
     assert audit_responses(NoisyLabels(private.channel, responses), truth, confidence=SURE, seed=0).contradicts
 
 
+@pytest.mark.slow
 def test_honest_releases_are_accused_as_rarely_as_promised():
     """150 audits at 90%: more than 36 accusations would happen to an exact test with a chance below 1e-6."""
     truth, accused = np.arange(2000) % 2, 0

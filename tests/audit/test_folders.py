@@ -104,6 +104,7 @@ def test_a_gaussian_look_is_held_against_its_own_curve(place):
     assert "which is what one run can be held against" in found.verdict
 
 
+@pytest.mark.slow
 def test_numbers_are_audited_at_the_ends_of_their_range(place):
     found = audit_folder(place / "number", seed=0, confidence=SURE).result
     assert 0.1 < found.bound < 1.0
@@ -187,6 +188,7 @@ def test_rows_that_are_no_canaries_have_the_labels_that_the_model_predicts(place
 # --- planted bugs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_half_the_noise_is_caught(place, tmp_path, monkeypatch, capsys):
     honest = SetResponse.sample
 
@@ -201,12 +203,14 @@ def test_half_the_noise_is_caught(place, tmp_path, monkeypatch, capsys):
     assert "THE CLAIM IS BROKEN" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_noise_that_repeats_itself_is_caught(place):
     found = audit_folder(place / "rr", seed=0, noise=lambda: SecureRandom(5)).result
     assert found.contradicts
     assert "a repeated run" in found.attack
 
 
+@pytest.mark.slow
 def test_half_the_noise_on_numbers_is_caught(place, monkeypatch):
     honest = BinnedResponse.sample
 

@@ -37,6 +37,7 @@ def test_many_processes_spend_the_budget_and_no_more(crowded, place, processes):
     assert history[-1].epsilon == crowded.epsilon("crowd") == pytest.approx(4.0)
 
 
+@pytest.mark.slow
 @MANY
 def test_many_processes_compose_gaussian_queries_as_one_vault_does(place, processes):
     store, budget = BudgetStore.open(place, key=KEY), Budget(2.0, 1e-5)

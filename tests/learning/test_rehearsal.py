@@ -215,7 +215,7 @@ def test_rehearsed_moments_have_the_noise_they_state():
 
 @pytest.mark.slow
 @pytest.mark.skipif("LABELDP_DATA" not in os.environ, reason="needs $LABELDP_DATA with fashion_mnist")
-@pytest.mark.parametrize(("epsilon", "least"), [(0.1, 0.76), (1.0, 0.81)])
+@pytest.mark.parametrize(("epsilon", "least"), [(0.1, 0.76), (1.0, 0.8)])
 def test_one_look_at_fashion_mnist_from_pixels(epsilon, least):
     """The whole way with the real vault: rehearse, ask once, fit; nothing is chosen by a label."""
     from labeldp.core.ledger import Budget

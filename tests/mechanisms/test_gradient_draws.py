@@ -175,6 +175,7 @@ class ForgetsTheFactorTwo(GradientSum):
         return Gaussian(self.noise_std, self.bound.radius)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "noise"), [(ForgetsTheFactorTwo, 0.25), (ClipsTheMean, 0.5)])
 def test_mechanisms_that_declare_too_little_are_caught(kind, noise):
     with pytest.raises(ContractError, match="neighbour"):

@@ -353,7 +353,8 @@ def test_the_sum_over_classes_is_the_public_one(num_classes):
 # -- in a vault ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", [pytest.param(GaussianNoise(0.8), marks=pytest.mark.slow), LaplaceNoise(1.5)])
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [GaussianNoise(0.8), LaplaceNoise(1.5)])
 def test_the_public_check_accepts_it_and_catches_a_cheat(noise):
     """Answers on two neighbours, from the outside; 2·4,000 draws, false alarm 1e-6."""
     table = np.ones((3, 1), dtype=np.float32)

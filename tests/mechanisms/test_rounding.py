@@ -101,6 +101,7 @@ class Rereads(Rounded):
         return counts.counts + np.bincount(labels, minlength=self.num_classes)[: self.classes] * 5
 
 
+@pytest.mark.slow
 def test_the_public_check_accepts_it_and_catches_a_leak():
     ours, theirs = [0, 0, 3], [0, 0, 0]
     ask = GroupCounts([0, 0, 0], 1, 2, LaplaceNoise(1.0))

@@ -225,6 +225,7 @@ def rows_with_digits():
     return torch.from_numpy(features)
 
 
+@pytest.mark.slow
 def test_users_are_drawn_whole_each_on_its_own_and_the_test_can_tell():
     """1.08 million draws of a user; false alarms 1e-9. Planted: rows drawn in place of users; rate 2% too large."""
     users = Users(np.repeat(np.arange(PAIRS), 2))
