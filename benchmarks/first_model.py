@@ -30,7 +30,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1]
 NUMBERS, CATEGORIES, OPEN_ROWS = 20, 3, 50_000
 _GROUP = 1 << 18
-_LIBRARIES = "import labeldp.results.training"
+_LIBRARIES = "import labeldp.results.model"
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from labeldp.core.vault import LabelVault
+from labeldp.data.columns import Layout, read_frame
 from labeldp.data.files import ADULT_CLASSES, adult_path
-from labeldp.estimator import inputs as cols
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.features.tables import Table
 from labeldp.mechanisms.responses import RandomizedResponse
@@ -60,9 +60,9 @@ class Data:
         self.name = name
         self.y, self.test_y = (_is(table[label], positive) for table in (train, test))
         self.x, self.test_x = train.drop([label]), test.drop([label])
-        parts = [cols.read_frame(table) for table in (self.x, self.test_x)]
-        layout = cols.layout_of(parts[0])
-        both = [layout.split(cols.like(layout, part)) for part in parts]
+        parts = [read_frame(table) for table in (self.x, self.test_x)]
+        layout = Layout.of(parts[0])
+        both = [layout.split(part) for part in parts]
         plain = Table(one_hot=1000).fit(both[0])
         self.plain, self.test_plain = (plain.features(part).numpy() for part in both)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import pate, public_features, semi
+from experiments.networks import model
 from experiments.settings import Run, named
 from labeldp.core.vault import LabelVault
 from labeldp.features import augment
@@ -27,30 +28,12 @@ from labeldp.learning.optimisers import adam, rmsprop, sgd
 from labeldp.learning.progress import Report
 from labeldp.learning.train import Inputs, accuracy, fit, predict
 from labeldp.learning.tuning import tune
-from labeldp.models import zoo
 from labeldp.recipes import cluster_votes, distil, labeldp_pro, lp_mst, one_shot, per_row, ratings, rounds, ssl_prior
 from labeldp.recipes.catalogue import BY_KEY, keys
 from labeldp.recipes.job import Job, public_seed
 from labeldp.recipes.job import run as run_recipe
 from labeldp.results.measure import auc
 
-_OF_TABLES: dict[str, Callable[[int, Any], nn.Module]] = {
-    "collaborative_filter": lambda num_classes, shape: zoo.collaborative_filter(shape[0], shape[1], num_classes),
-    "attribution_network": lambda num_classes, shape: zoo.attribution_network(shape[0], shape[1], num_classes),
-}
-# By the number of classes and what `experiments.run.shape_of` says of the inputs.
-MODELS: dict[str, Callable[[int, Any], nn.Module]] = {
-    "small_inception": zoo.small_inception,
-    "mnist_cnn": zoo.mnist_cnn,
-    "cifar_cnn": lambda num_classes, _channels: zoo.cifar_cnn(num_classes),
-    "resnet18_v2": zoo.resnet18_v2,
-    "wide_resnet": lambda num_classes, channels: zoo.wide_resnet(num_classes, channels=channels),
-    "wide_resnet_10_2": lambda num_classes, channels: zoo.wide_resnet(num_classes, 10, 2, channels),
-    "vgg16": zoo.vgg16,
-    **_OF_TABLES,
-    # A linear head on features; the recipe makes it.
-    "head": lambda _num_classes, _channels: nn.Identity(),
-}
 AUGMENTS = {
     "crop": augment.random_crop(4),
     "small crop": augment.random_crop(2),
@@ -88,7 +71,7 @@ class Training:
     """What an adapter gets for one run: everything on its device, the labels in a vault of their own.
 
     `kept` is a folder of moments and taught networks that runs may share (`experiments.kept_studies`); what an adapter
-    puts into `notes` goes to the run's line.
+    puts into `notes` goes to the run's line. `keep` is told of every network on the way, by a name.
     """
 
     model: nn.Module
@@ -100,6 +83,7 @@ class Training:
     report: Report | None = None
     kept: Path | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    keep: Callable[[str, nn.Module], None] = lambda name, network: None
 
 
 Adapter = Callable[[Training], nn.Module]
@@ -345,7 +329,7 @@ def _descent(settings: Mapping[str, Any]) -> Any:
 _EVERY_NEEDS = frozenset({"dataset", "model", "recipe", "epochs"})
 _EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick", "start", "mirrored"})
 _FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "augment"})
-_FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled"})
+_FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled", "recorded"})
 _DESCENT_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
 _DESCENT_MAY_HAVE = frozenset({"diameter", "projection", "momentum", "average", "noise_multiplier", "cap"})
 _USERS_MAY_HAVE = ("cap", "alike")
@@ -408,7 +392,7 @@ FAMILIES: dict[str, Family] = {
     "one_shot_studied": Family(
         semi.studied_head_and_answers,
         _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"learn", "study", "student"},
-        semi.VIEWS_MAY_HAVE | {"average", "aligned", "shares", "share", "first", "linear"},
+        semi.VIEWS_MAY_HAVE | {"average", "aligned", "shares", "share", "first", "linear", "consensus"},
     ),
     "one_shot_aug_descent": Family(
         semi.head_and_two_networks, _HEAD_NEEDS | semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE
@@ -455,35 +439,24 @@ def train(
     kept: Path | None = None,
     notes: dict[str, Any] | None = None,
     shape: Any = None,
+    keep: Callable[[str, nn.Module], None] = lambda name, network: None,
 ) -> nn.Module:
-    """The run's recipe with the run's settings, on a fresh model; `kept` and `notes` as in `Training`.
+    """The run's recipe with the run's settings, on a fresh model; `kept`, `notes` and `keep` as in `Training`.
 
     `shape` is what a network must know of its inputs; of images it is seen when None.
     """
     check_settings(run)
     made = model(run.settings, inputs, vault.num_classes, run.seed, shape)
     job = Training(
-        made, inputs, vault, run.epsilon, run.seed, run.settings, report, kept, {} if notes is None else notes
+        made, inputs, vault, run.epsilon, run.seed, run.settings, report, kept, {} if notes is None else notes, keep
     )
     trained = FAMILIES[run.settings["recipe"]].train(job)
-    return OverCrops(trained, side=1.0, grid=1) if run.settings.get("mirrored", False) else trained
+    return mirrored(run, trained)
 
 
-def model(settings: Mapping[str, Any], images: Any, num_classes: int, seed: int, shape: Any = None) -> nn.Module:
-    """A fresh model for these images, or for the rows of a table."""
-    of_table = isinstance(images, tuple)
-    make = named("model", settings["model"], MODELS)
-    if of_table != (settings["model"] in _OF_TABLES):
-        kind = "no set of images" if of_table else "a set of images"
-        raise ValueError(f"model={settings['model']!r} does not fit dataset={settings['dataset']!r}, which is {kind}")
-    torch.manual_seed(seed)
-    made = make(num_classes, images.shape[1] if shape is None else shape)
-    if of_table:
-        return made.to(images[0].device)
-    made = made.to(images.device, memory_format=torch.channels_last)
-    if "start" in settings:
-        public_features.fill(made, settings["start"], images)
-    return made
+def mirrored(run: Run, network: nn.Module) -> nn.Module:
+    """The network, over an image and its mirror where the run's settings want that."""
+    return OverCrops(network, side=1.0, grid=1) if run.settings.get("mirrored", False) else network
 
 
 def _fits(job: Training) -> list[Any]:
@@ -502,6 +475,7 @@ def _fits(job: Training) -> list[Any]:
             mixup=mixup,
             average=settings.get("average", 0.0),
             compiled=settings.get("compiled", False),
+            recorded=settings.get("recorded", False),
             seed=job.seed,
             report=job.report,
         )

@@ -94,7 +94,7 @@ class Mean:
     origin: str = "ours"
 
     def row(self) -> dict[str, Any]:
-        """As `labeldp.choosing.measured` reads it."""
+        """As `labeldp.choosing.predict` reads it."""
         modality, rows, classes, features = CASES[self.dataset]
         seconds = "" if self.seconds is None else f"{self.seconds:.0f}"
         known = {"rows": rows, "classes": classes, "features": features, "modality": modality, "seconds": seconds}

@@ -1,6 +1,6 @@
 """Train an encoder on a data set's public images, measure it, and keep it with its settings, log and hash.
 
-    python -m experiments.encoder cifar10 --method simclr --epochs 400 --out experiments/artifacts/simclr_cifar10
+    python -m experiments.encoder cifar10 --method simclr --epochs 400 --out FOLDER/simclr_cifar10
     python -m experiments.encoder cifar10 --method byol --epochs 850 --batch-size 512 --optimizer lars --rate 1.0 \\
         --weight-decay 1e-5 --asymmetric --hidden 4096 --compiled --out experiments/artifacts/byol_cifar10
 

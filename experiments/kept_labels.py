@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments import synthetic
 from experiments.public_features import encoder, extractor
 from labeldp.core.vault import LabelVault
-from labeldp.data import benchmarks, synthetic
-from labeldp.data.splits import Benchmark
+from labeldp.data import benchmarks
+from labeldp.data.benchmarks import Benchmark
 from labeldp.features.clusters import kmeans
 from labeldp.features.extract import Raw, extract
 from labeldp.mechanisms.responses import RandomizedResponse

@@ -1,7 +1,7 @@
 """A look and the network it taught, kept for runs that differ only in what they ask afterwards.
 
 Runs at several ε may begin with the same look at the same ε₁. Each is a release of its own, certified whole: a look
-that is taken over is charged to the run's vault as well (`recipes.common.ask_once`). Only the training is not repeated.
+that is taken over is charged to the run's vault as well (`kept.release_once`). Only the training is not repeated.
 The releases are alternatives: whoever published two of them would pay for the look once and for both answers.
 Of runs side by side the first studies and the others wait for it; should it die, the next one studies.
 """
@@ -31,7 +31,7 @@ class Study:
     """One run's use of a kept study: its own folder, with the look and the network in it where there are any.
 
     Args:
-        own: the run's folder, thrown away at its end.
+        own: the run's folder; when it has ended well, its releases stay there and its checkpoints go.
         shared: where the study is, or will be.
         notes: for the run's line: whether the study was another run's, the seconds it took, and those of waiting for
             it, which the line's own seconds count.
@@ -46,21 +46,19 @@ class Study:
     def once(self, model: nn.Module, train: Callable[[], nn.Module]) -> nn.Module:
         """The model with the kept weights; or trained, and kept for others."""
         kept = self.folder / _NETWORK
-        if kept.exists():
+        shared = kept.exists()
+        if shared:
             model.load_state_dict(read_tensors(kept))
-            self._note(kept, shared=True)
-            return model.eval()
-        trained = train()
-        state = {name: value.contiguous() for name, value in trained.state_dict().items()}
-        write_tensors(kept, state, {"seconds": f"{time.perf_counter() - self._begun:.1f}"})
-        self._note(kept, shared=False)
-        self._publish()
-        self._turn.close()
-        return trained
-
-    def _note(self, network: Path, shared: bool) -> None:
-        seconds = float(read_metadata(network)["seconds"])
+        else:
+            model = train()
+            state = {name: value.contiguous() for name, value in model.state_dict().items()}
+            write_tensors(kept, state, {"seconds": f"{time.perf_counter() - self._begun:.1f}"})
+        seconds = float(read_metadata(kept)["seconds"])
         self._notes["study"] = {"shared": shared, "seconds": seconds, "waited": self._waited}
+        if not self._shared.exists():
+            self._publish()
+        self._turn.close()
+        return model.eval()
 
     def _publish(self) -> None:
         """Look and network appear together, in one step."""
@@ -71,25 +69,30 @@ class Study:
 
 
 @contextmanager
-def study(kept: Path, what: Any, notes: dict[str, Any]) -> Iterator[Study]:
+def study(kept: Path, what: Any, run: Any, notes: dict[str, Any]) -> Iterator[Study]:
     """The study of these settings among those kept.
 
     Args:
         kept: the folder of all of them; made when it is missing.
         what: all that decides what is studied, as plain values.
+        run: all that decides the run, likewise. One that was killed goes on with its releases and checkpoints.
         notes: see `Study`.
     """
     kept.mkdir(parents=True, exist_ok=True)
-    shared = kept / content_key(repr(what))
-    with tempfile.TemporaryDirectory() as place, ExitStack() as turn:
+    shared, own = kept / content_key(repr(what)), kept / f"run-{content_key(repr(what), repr(run))}"
+    with ExitStack() as turn:
         # The system lets go of the lock of a process that dies.
         lock = turn.enter_context(shared.with_suffix(".lock").open("w"))
         begun = time.perf_counter()
         fcntl.flock(lock, fcntl.LOCK_EX)
         waited = time.perf_counter() - begun
-        own = Path(place) / "run"
         if shared.exists():
-            shutil.copytree(shared, own)
+            if not (own / _NETWORK).exists():
+                # A look of its own would be another than the one that the network has learnt from.
+                shutil.rmtree(own, ignore_errors=True)
+                shutil.copytree(shared, own)
             turn.close()
         own.mkdir(exist_ok=True)
         yield Study(own, shared, notes, turn, waited)
+    for file in own.glob("*.safetensors"):
+        file.unlink()

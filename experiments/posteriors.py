@@ -21,7 +21,7 @@ from labeldp.learning.train import fit, predict
 from labeldp.learning.tuning import Stage, tune
 from labeldp.mechanisms.responses import TopKResponse
 from labeldp.recipes import one_shot
-from labeldp.recipes.common import split_budget
+from labeldp.recipes.budget import split_budget
 from labeldp.recipes.denoise_ssl import Classes
 from labeldp.recipes.distil import on_probabilities
 from labeldp.recipes.one_shot_prior import informative_sets

@@ -1,6 +1,6 @@
 """How right private labels are: answers, votes of teachers, a student of the votes, labels of a head, posteriors.
 
-    python -m experiments.private_labels --dataset cifar10 --encoder experiments/artifacts/simclr_cifar10.safetensors
+    python -m experiments.private_labels --dataset cifar10 --encoder experiments/artifacts/byol_cifar10.safetensors
 
     answers   randomized response on every row: e^ε/(e^ε + K − 1) of them are right (δ = 0)
     votes     PATE: linear teachers on disjoint shards answer queries about random rows. Beside it how right single

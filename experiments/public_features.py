@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labeldp.data import benchmarks, synthetic
+from experiments import synthetic
+from labeldp.data import benchmarks
 from labeldp.features.cache import content_key
 from labeldp.features.clusters import Clusters, kmeans
 from labeldp.features.encoders import Encoder, OverCrops, load_encoder, unit_outputs
@@ -143,7 +144,7 @@ def encoder(name: str, channels: int) -> Encoder:
 def _kept(name: str) -> Path:
     path = _ROOT / name
     if not path.exists():
-        raise ValueError(f"encoder {name!r} is not there; make it by experiments.encoder")
+        raise ValueError(f"encoder {name!r} is not there; make it by experiments.encoder, or see results/README.md")
     return path
 
 

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from experiments import adapters, records
+from experiments import adapters, networks, records, synthetic
 from experiments.settings import Run, runs
 from experiments.sweep import News, Tell, sweep
 from labeldp.core.certificate import Certificate
 from labeldp.core.vault import LabelVault
-from labeldp.data import benchmarks, synthetic
-from labeldp.data.splits import Columns, OpenLabels, Pairs
-from labeldp.data.table_files import attribution_by_user
+from labeldp.data import benchmarks
+from labeldp.data.benchmarks import Columns, OpenLabels, Pairs, attribution_by_user
 from labeldp.learning.progress import Progress
 from labeldp.learning.train import Inputs
 from labeldp.mechanisms.users import UserVault
@@ -100,7 +99,16 @@ def run_one(run: Run, device: str, tell: Tell = lambda news: None, kept: Path | 
     begun, notes = time.perf_counter(), {}
     # What is kept is kept by commit, or a line would claim one that made only a part of it.
     place = None if kept is None else kept / commit()
-    trained = adapters.train(run, inputs, vault, _reporter(run, tell), place, notes, shape)
+
+    def keep(name: str, network: nn.Module) -> None:
+        shown = adapters.mirrored(run, network)
+        value = adapters.METRICS[run.metric](shown, test_inputs, test_labels.values)
+        notes.setdefault("networks", {})[name] = round(value, 3)
+        if place is not None:
+            file = f"{run.method}-epsilon-{run.epsilon:g}-seed-{run.seed}-{name}"
+            networks.keep(place / "networks", file, shown, {"train": inputs, "test": test_inputs})
+
+    trained = adapters.train(run, inputs, vault, _reporter(run, tell), place, notes, shape, keep)
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
@@ -225,6 +233,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no new training after this long")
     parser.add_argument("--kept", type=Path, help="a folder of looks and their networks that runs share")
+    parser.add_argument("--every", type=int, default=0, help="print the loss every so many epochs")
     arguments = parser.parse_args()
     if arguments.kept is not None and arguments.kept.exists() and not arguments.kept.is_dir():
         parser.error(f"--kept {arguments.kept} is a file; name a folder, or one to be made")
@@ -233,12 +242,15 @@ def main() -> None:
     print(f"{left} runs to do, {len(wanted) - left} done before", flush=True)
     until, device = time.time() + 60 * arguments.minutes, checked_device(arguments.device)
     settings: dict[str, Any] = {"jobs": arguments.jobs, "until": until, "kept": arguments.kept}
-    train_missing(wanted, arguments.out, device, tell=_print_finished, **settings)
+    train_missing(wanted, arguments.out, device, tell=functools.partial(_print, every=arguments.every), **settings)
 
 
-def _print_finished(news: News) -> None:
+def _print(news: News, every: int) -> None:
+    """Every run that is over, and some of its epochs where that is wanted."""
     if news.record is not None:
         print(f"{news.run.name}: {news.record['value']:.2f} in {news.record['seconds']:.1f} s", flush=True)
+    elif every and news.epoch and news.epoch % every == 0:
+        print(f"{time.strftime('%H:%M:%S')} {news.run.name}: epoch {news.epoch}, loss {news.loss:.4f}", flush=True)
 
 
 if __name__ == "__main__":

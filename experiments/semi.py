@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from experiments import kept_studies, public_features
+from experiments import kept_studies, networks, public_features
 from experiments.settings import named
-from labeldp.features.augment import Augment, learned_view, scaled, strong_view, weak_view
+from labeldp.features.augment import Augment, compose, cutout, learned_view, scaled, strong_view, weak_view
 from labeldp.features.encoders import OverCrops, begin_as, probe, probed
 from labeldp.learning import evidence
+from labeldp.learning.consensus import consensus
 from labeldp.learning.dividemix import co_refine
 from labeldp.learning.evidence import Labels
 from labeldp.learning.fixmatch import FreeThreshold, SoftThreshold, fixmatch
@@ -26,7 +27,7 @@ from labeldp.learning.optimisers import one_cycle, piecewise, seven_sixteenths, 
 from labeldp.learning.train import fit, predict
 from labeldp.learning.tuning import tune
 from labeldp.recipes import aug_descent, denoise_ssl, distil, lp_mst, one_shot, one_shot_prior, per_row
-from labeldp.recipes.common import split_budget
+from labeldp.recipes.budget import split_budget
 
 if TYPE_CHECKING:
     from experiments.adapters import Training
@@ -39,7 +40,7 @@ LEARNS = {
 }
 SCHEDULES = {"seven_sixteenths": seven_sixteenths, "one_cycle": lambda: one_cycle(0.2)}
 OBJECTIVES = {"answers": evidence.on_responses, "likelihood": evidence.forward_corrected}
-VIEWS_MAY_HAVE = frozenset({"padding", "flip", "cut", "compiled"})
+VIEWS_MAY_HAVE = frozenset({"padding", "flip", "cut", "compiled", "recorded"})
 FIXMATCH_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay"})
 FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
     "ratio", "threshold", "temperature", "strength", "average", "aligned", "apart", "schedule", "algorithm", "ramp",
@@ -48,7 +49,10 @@ FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
 # In place of a number.
 THRESHOLDS = {"soft": lambda classes: SoftThreshold(), "free": FreeThreshold}
 # Settings of what is asked after a study (`kept_studies`).
-_AFTER_STUDY = frozenset({"share", "first", "shares", "learn"})
+_AFTER_STUDY = frozenset({"share", "first", "shares", "learn", "consensus"})
+_PLAIN_MAY_HAVE = frozenset({"epochs", "batch_size", "learning_rate", "weight_decay", "average", "mixup", "cutout"})
+# Epochs between two checkpoints of a study, which takes minutes.
+_EVERY = 50
 REFINE_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay", "warmup", "switch"})
 REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", "mixup", "steps", "probe"}
 
@@ -129,33 +133,68 @@ def scores_of(teacher: Any, features: Tensor) -> Tensor:
 
 
 def studied_head_and_answers(job: Training) -> nn.Module:
-    """One look, `head_and_fixmatch` by the settings in `study`, answers under that network, then the posterior."""
+    """One look, `head_and_fixmatch` by the settings in `study`, answers under that network, then the posterior.
+
+    With `consensus` the posterior is learnt twice: by the network, going on, and by one of the `model` in there, from
+    random weights, on the rows where both agree (`labeldp.learning.consensus`).
+    """
     public, settings, own = public_of(job), job.settings, job.settings["study"]
     _check_own("study", own, FIXMATCH_NEEDS | FIXMATCH_MAY_HAVE | {"epochs", "per_class"})
     learner, student = learner_of(replace(job, settings={**settings, **own})), student_of(job)
 
-    def study(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
+    fit = _plainly(job, settings) if "consensus" not in settings else consensus_of(job)
+
+    def study(model: nn.Module, inputs: Any, shot: one_shot.OneShot, folder: Path | None = None) -> nn.Module:
         teacher: Any = shot
         if settings.get("linear", False):
             teacher = distil.linear_after(shot, public.features)
             if "start" in settings:
                 begin_as(model, inputs, scores_of(teacher, public.features))
         return distil.train_on_most_confident(
-            teacher, public.features, model, inputs, per_class=own["per_class"], fit=learner, student=student
-        )
+            teacher, public.features, model, inputs, per_class=own["per_class"], fit=learner, student=student,
+            folder=folder,
+        )  # fmt: skip
 
     ask: dict[str, Any] = {
         "shares": tuple(settings.get("shares", [1.0])), "begin": "start" in settings,
         "believe": _mirrored if settings.get("mirrored", False) else predict,
     }  # fmt: skip
     if job.kept is None:
-        return look_and_ask(job, public, _plainly(job, settings), distil=study, **ask)
-    with kept_studies.study(job.kept, _of_study(job), job.notes) as kept:
+        return look_and_ask(job, public, fit, distil=study, **ask)
+    run = sorted(settings.items(), key=str), job.epsilon
+    with kept_studies.study(job.kept, _of_study(job), run, job.notes) as kept:
 
         def once(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
-            return kept.once(model, lambda: study(model, inputs, shot))
+            made = kept.once(model, lambda: study(model, inputs, shot, kept.folder))
+            job.keep("student", made)
+            return made
 
-        return look_and_ask(job, public, _unkept(_plainly(job, settings)), distil=once, folder=kept.folder, **ask)
+        return look_and_ask(job, public, fit, distil=once, folder=kept.folder, **ask)
+
+
+def consensus_of(job: Training) -> Any:
+    """The run's plain training and, by the settings in `consensus`, that of a second network, from random weights."""
+    settings, own = job.settings, job.settings["consensus"]
+    _check_own("consensus", own, _PLAIN_MAY_HAVE | {"model"})
+    fresh = {name: value for name, value in {**settings, **own}.items() if name != "start"}
+    return functools.partial(
+        consensus,
+        fit=_kept_as("first", job, _plainly(job, settings)),
+        again=_kept_as("second", job, _plainly(job, fresh)),
+        second=lambda: networks.model(fresh, job.inputs, job.vault.num_classes, job.seed + 1),
+        believe=_mirrored if settings.get("mirrored", False) else predict,
+    )
+
+
+def _kept_as(name: str, job: Training, fit: Any) -> Any:
+    """The training, whose network is kept as soon as it is there."""
+
+    def train(model: nn.Module, inputs: Any, objective: Any, **settings: Any) -> nn.Module:
+        made = fit(model, inputs, objective, **settings)
+        job.keep(name, made)
+        return made
+
+    return train
 
 
 def _of_study(job: Training) -> Any:
@@ -168,16 +207,6 @@ def _of_study(job: Training) -> Any:
     return parts, split.first, job.seed, len(job.vault), str(job.inputs.device)
 
 
-def _unkept(fit: Any) -> Any:
-    """Without a checkpoint: the folder is the run's own, and no other run goes on from it."""
-
-    def train(*given: Any, checkpoint: Path | None = None, **settings: Any) -> nn.Module:
-        del checkpoint
-        return fit(*given, **settings)
-
-    return train
-
-
 def _mirrored(model: nn.Module, images: Any) -> Tensor:
     """Scores, the mean over an image and its mirror."""
     return predict(OverCrops(model, side=1.0, grid=1), images)
@@ -186,7 +215,7 @@ def _mirrored(model: nn.Module, images: Any) -> Tensor:
 def student_of(job: Training) -> Any:
     """Plain training with the settings in `student` before the run's own."""
     own = job.settings["student"]
-    _check_own("student", own, {"epochs", "batch_size", "learning_rate", "weight_decay", "average"})
+    _check_own("student", own, _PLAIN_MAY_HAVE)
     return _plainly(job, {**job.settings, **own})
 
 
@@ -196,12 +225,15 @@ def _check_own(name: str, own: Mapping[str, Any], known: Set[str]) -> None:
 
 
 def _plainly(job: Training, settings: Mapping[str, Any]) -> Any:
-    """`fit` under AutoAugment's views, with these settings bound."""
+    """`fit` under AutoAugment's views, with these settings bound; its checkpoint is written at the end alone."""
+    view = learned_view(**_sizes(settings))
+    if "cutout" in settings:
+        view = compose(view, cutout(settings["cutout"], fill=0.5))
     return functools.partial(
         fit, epochs=settings["epochs"], batch_size=settings["batch_size"], schedule=one_cycle(0.2), seed=job.seed,
         optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), report=job.report,
-        augment=views(settings, learned_view(**_sizes(settings)))[1], average=settings.get("average", 0.0),
-        compiled=settings.get("compiled", False),
+        augment=views(settings, view)[1], mixup=settings.get("mixup", 0.0), average=settings.get("average", 0.0),
+        compiled=settings.get("compiled", False), recorded=settings.get("recorded", False), every=settings["epochs"],
     )  # fmt: skip
 
 
@@ -256,7 +288,7 @@ def teacher_of(job: Training) -> Any:
         mean_teacher, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong,
         optimizer=sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), seed=job.seed,
         report=job.report, prior=_even(job), average=settings.get("average", 0.99),
-        compiled=settings.get("compiled", False),
+        compiled=settings.get("compiled", False), recorded=settings.get("recorded", False),
         **{name: settings[name] for name in ("temperature", "strength", "ramp") if name in settings},
     )  # fmt: skip
 
@@ -274,7 +306,7 @@ def fixmatch_of(job: Training) -> Any:
         fixmatch, epochs=settings["epochs"], batch_size=settings["batch_size"], weak=weak, strong=strong, seed=job.seed,
         optimizer=weights_sgd(settings["learning_rate"], weight_decay=settings["weight_decay"]), report=job.report,
         prior=_even(job), average=settings.get("average", 0.999), compiled=settings.get("compiled", False),
-        apart=settings.get("apart", False),
+        apart=settings.get("apart", False), recorded=settings.get("recorded", False), every=_EVERY,
         schedule=named("schedule", settings.get("schedule", "seven_sixteenths"), SCHEDULES)(), **given,
     )  # fmt: skip
 

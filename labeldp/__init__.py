@@ -1,7 +1,7 @@
 """Machine learning on private labels: label differential privacy, exactly.
 
-Labels go into a vault. Mechanisms are the only questions it answers. Answers are releases. A ledger turns the
-questions asked into a certificate.
+Labels go into a vault. Mechanisms are the only queries it answers, and what it answers are releases. A ledger turns the
+queries into a certificate.
 """
 
 from importlib import import_module, metadata
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from labeldp.data.tables import PrivateTable, privatize, read_private
     from labeldp.estimator.classifier import LabelDPClassifier
     from labeldp.estimator.regressor import LabelDPRegressor
-    from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, GroupVotes, LaplaceNoise
+    from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, LaplaceNoise
     from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
     from labeldp.mechanisms.gradients.users import UserGradientSum
     from labeldp.mechanisms.moments import Moments
     from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
+    from labeldp.mechanisms.selection import GroupVotes
     from labeldp.mechanisms.teachers import TeacherVotes
-    from labeldp.mechanisms.users import UserResponse, UserVault, cap_rows
+    from labeldp.mechanisms.user_responses import UserResponse
+    from labeldp.mechanisms.users import UserVault, cap_rows
     from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
     from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
 
@@ -78,13 +80,15 @@ _HOMES = {
     "core.vault": ("LabelVault",),
     "data.tables": ("PrivateTable", "privatize", "read_private"),
     "estimator": ("LabelDPClassifier", "LabelDPRegressor"),
-    "mechanisms.counts": ("GaussianNoise", "GroupCounts", "GroupVotes", "LaplaceNoise"),
+    "mechanisms.counts": ("GaussianNoise", "GroupCounts", "LaplaceNoise"),
     "mechanisms.gradients.sums": ("DiameterBound", "GradientSum", "NormBound"),
     "mechanisms.gradients.users": ("UserGradientSum",),
     "mechanisms.moments": ("Moments",),
     "mechanisms.responses": ("PriorResponse", "RandomizedResponse", "TopKResponse"),
+    "mechanisms.selection": ("GroupVotes",),
     "mechanisms.teachers": ("TeacherVotes",),
-    "mechanisms.users": ("UserResponse", "UserVault", "cap_rows"),
+    "mechanisms.user_responses": ("UserResponse",),
+    "mechanisms.users": ("UserVault", "cap_rows"),
     "mechanisms.vectors": ("BitFlip", "LaplaceOneHot"),
     "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments"),
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
 
 
 @contextmanager
@@ -49,6 +52,44 @@ def creating(path: Path) -> Iterator[Path]:
         flush(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def publish(drafts: Sequence[tuple[Path, Path]]) -> None:
+    """Give drafts their names, in this order: all of them or none. FileExistsError where a name is taken.
+
+    Nothing is overwritten. Files go to the disk before they get their names.
+    """
+    for draft, _ in drafts:
+        flush(draft)
+    try:
+        for draft, path in drafts:
+            _name(draft, path)
+        flush(drafts[0][1].parent)
+    except BaseException:
+        # An interrupt can fall between any two lines: take back what is ours, the last first.
+        for draft, path in reversed(drafts):
+            with suppress(OSError):
+                # Linked, or renamed away; else it is somebody else's.
+                if not draft.exists() or draft.samefile(path):
+                    path.unlink()
+        raise
+
+
+def _name(draft: Path, path: Path) -> None:
+    """Give the file its name, atomically, and fail if the name is taken."""
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # No hard links here (exFAT, some network shares): reserve the name, then rename onto the reservation.
+        reserve(path)
+        os.replace(draft, path)
+
+
+def reserve(path: Path) -> None:
+    """Create an empty file; FileExistsError if the name is taken."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
 
 
 def draft_of(path: Path) -> Path:

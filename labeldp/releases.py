@@ -1,4 +1,4 @@
-"""All that crosses from `mechanisms` to `learning`: responses, and the public channel by which they were drawn.
+"""Hold all that crosses from `mechanisms` to `learning`: responses, and the public channel by which they were drawn.
 
 A release holds no true label. It may be printed, pickled, sent and stored.
 """
@@ -22,7 +22,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Channel(Protocol):
-    """The public half of a per-row randomizer: how likely each response is under each label.
+    """Describe the public half of a per-row randomizer: how likely each response is under each label.
 
     A row's response is a tuple of integer coordinates, independent given the label (one coordinate for
     randomized response, one per class for vector responses). Responses are stored as (n,) or (n, coordinates).
@@ -30,42 +30,42 @@ class Channel(Protocol):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes K."""
+        """Return the number of classes K."""
         ...
 
     @property
     def epsilon(self) -> float:
-        """Largest log-ratio of two probabilities of one response."""
+        """Return the largest log-ratio of two probabilities of one response."""
         ...
 
     def probabilities(self, label: int, row: int = 0) -> FloatArray:
-        """Probability of each value of each coordinate, (coordinates, values), were `label` the row's label."""
+        """Return the chance of each value of each coordinate, (coordinates, values), were `label` the row's label."""
         ...
 
     def log_likelihood(self, responses: IntArray) -> FloatArray:
-        """log P(response | class), (n, classes)."""
+        """Return log P(response | class), (n, classes)."""
         ...
 
     def unbiased(self, responses: IntArray) -> FloatArray:
-        """A linear estimate of the one-hot label, (n, classes); zero where `informative` is false."""
+        """Return a linear estimate of the one-hot label, (n, classes); zero where `informative` is false."""
         ...
 
     def informative(self, num_rows: int) -> BoolArray:
-        """Which rows' responses say anything at all about the label, (n,)."""
+        """Return which rows' responses say anything at all about the label, (n,)."""
         ...
 
     def take(self, rows: IntArray) -> Channel:
-        """The channel of these rows, in this order."""
+        """Return the channel of these rows, in this order."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters as plain JSON values."""
+        """Return the public parameters as plain JSON values."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """One private response per row, with the channel it was drawn from.
+    """Hold one private response per row, with the channel it was drawn from.
 
     Everything a learner may do with private labels is evidence × prior, and the evidence is
     `log_likelihood`: posterior ∝ prior · exp(log_likelihood). For an ε-private randomizer no row of it
@@ -83,35 +83,35 @@ class NoisyLabels:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes K."""
+        """Return the number of classes K."""
         return self.channel.num_classes
 
     def take(self, rows: npt.ArrayLike) -> NoisyLabels:
-        """The responses of these rows (indices or a mask), in this order."""
+        """Return the responses of these rows (indices or a mask), in this order."""
         chosen = np.asarray(rows)
         index = np.arange(len(self))[chosen if chosen.size else chosen.astype(np.intp)]
         return NoisyLabels(self.channel.take(index), self.responses[index])
 
     def log_likelihood(self) -> FloatArray:
-        """log P(response | class) of every row, (n, K)."""
+        """Return log P(response | class) of every row, (n, K)."""
         return self.channel.log_likelihood(self.responses)
 
     def unbiased(self) -> FloatArray:
-        """An estimate of each row's one-hot label, (n, K), zero on rows that carry no information."""
+        """Return an estimate of each row's one-hot label, (n, K), zero on rows that carry no information."""
         return self.channel.unbiased(self.responses)
 
     def informative(self) -> BoolArray:
-        """Rows whose response depends on the label at all, (n,)."""
+        """Return rows whose response depends on the label at all, (n,)."""
         return self.channel.informative(len(self))
 
     def hard(self) -> npt.NDArray[np.int64]:
-        """The most likely class of each row under a uniform prior, (n,); ties go to the lower class."""
+        """Return the most likely class of each row under a uniform prior, (n,); ties go to the lower class."""
         if self.responses.ndim == 1:
             return self.responses.astype(np.int64)
         return self.log_likelihood().argmax(axis=1)
 
     def posterior(self, prior: npt.ArrayLike | None = None) -> FloatArray:
-        """P(class | response), (n, K), for a prior of shape (K,) or (n, K); uniform when none is given.
+        """Return P(class | response), (n, K), for a prior of shape (K,) or (n, K); uniform when none is given.
 
         The prior must not depend on the row's own label except through earlier releases.
         """
@@ -142,7 +142,7 @@ def _log_prior(prior: npt.ArrayLike, num_rows: int, num_classes: int) -> FloatAr
 
 @dataclass(frozen=True, eq=False)
 class NoisyCounts:
-    """Class counts per public group plus independent integer noise on every cell.
+    """Hold class counts per public group plus independent integer noise on every cell.
 
     `counts` has shape (groups, classes) and may be negative. `noise_std` is the exact standard deviation of
     the noise, `noise` its name ("discrete Laplace" or "discrete Gaussian"). `group_sizes` is public.
@@ -154,11 +154,11 @@ class NoisyCounts:
     noise_std: float
 
     def winners(self) -> npt.NDArray[np.int64]:
-        """The class with the largest noisy count in each group, (groups,); ties go to the lower class."""
+        """Return the class with the largest noisy count in each group, (groups,); ties go to the lower class."""
         return self.counts.argmax(axis=1)
 
     def probabilities(self) -> FloatArray:
-        """Counts clipped at zero and normalised per group; a group with nothing left is uniform."""
+        """Return counts clipped at zero and normalised per group; a group with nothing left is uniform."""
         kept = np.clip(self.counts, 0, None).astype(np.float64)
         total = kept.sum(axis=1, keepdims=True)
         uniform = np.full_like(kept, 1.0 / kept.shape[1])
@@ -167,7 +167,7 @@ class NoisyCounts:
 
 @dataclass(frozen=True, eq=False)
 class NoisyGradient:
-    """A sum of bounded per-row gradients plus Gaussian noise, divided by the expected batch size.
+    """Hold a sum of bounded per-row gradients plus Gaussian noise, divided by the expected batch size.
 
     `value` has one entry per trainable parameter, in the order of `model.parameters()`. `noise_std` is the standard
     deviation of the noise on each entry of `value`. The batch, its size included, stays secret.
@@ -180,13 +180,13 @@ class NoisyGradient:
 
 @dataclass(frozen=True, eq=False)
 class NoisyMoments:
-    """Σ_i onehot(y_i) ⊗ φ_i plus independent noise on every entry, made consistent with the public sum over classes.
+    """Hold Σ_i onehot(y_i) ⊗ φ_i plus independent noise on every entry, consistent with the public sum over classes.
 
     Args:
         value: (K, d). Its sum over classes is `total`: what the noise added to that was taken off in equal parts.
         total: Σ_i φ_i, (d,), public; of the features as they were added, after scaling and rounding.
         num_rows: how many rows were added up.
-        noise: its name ("discrete Gaussian", "discrete Laplace", "floating-point Gaussian").
+        noise: its name ("discrete Gaussian", "discrete Laplace", "rounded Gaussian").
         noise_std: standard deviation of the noise on each entry as it was added, before the sum was made consistent.
         radius: no row (no user) adds more than this.
         scaled_rows, dropped_rows: how many rows were scaled down to the radius, or left out as not finite.
@@ -207,12 +207,12 @@ class NoisyMoments:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes K."""
+        """Return the number of classes K."""
         return len(self.value)
 
     @property
     def entry_std(self) -> float:
-        """Standard deviation of the noise left on each entry of `value`: √((K − 1)/K) of what was added.
+        """Return the standard deviation of the noise left on each entry of `value`: √((K − 1)/K) of what was added.
 
         Two classes' noise on one feature has correlation −1/(K − 1); along directions that sum to zero over classes it
         has the full `noise_std`, along their sum none.

@@ -1,4 +1,4 @@
-"""The contract of a mechanism, runnable by anyone's own mechanism.
+"""Check that a mechanism keeps its contract: for ours, and for anyone's own.
 
 `check_randomizer` is for per-row randomizers, which state their channel: it compares the channel with the declared
 epsilon exactly, and the sampler with the channel statistically. `check_mechanism` is for everything else: it looks
@@ -26,15 +26,18 @@ from labeldp.releases import Channel, FloatArray, IntArray, NoisyCounts, NoisyGr
 _ROUNDING = 1e-9
 _MOST_CLASSES = 24
 _MOST_CELLS = 32
+# How far apart the rows of a pair are that are tested for independence.
 _LAGS = (1, 2, 3, 17)
+# The share of the second class in each of the data sets that are drawn for that.
+_BALANCES = (0.05, 0.5, 0.95, 0.5) * 16
 
 
 class ContractError(AssertionError):
-    """A mechanism does not keep its promise."""
+    """Say that a mechanism does not keep its promise."""
 
 
 class Randomizer(Mechanism[NoisyLabels], Channel, Protocol):
-    """A per-row mechanism together with its stated channel."""
+    """Describe a per-row mechanism together with its stated channel."""
 
 
 def check_randomizer(
@@ -50,17 +53,20 @@ def check_randomizer(
     An honest randomizer fails by chance with probability at most `false_alarm` (Bonferroni over all tests).
     Row 0's parameters are used for every row when the randomizer has parameters per row.
     """
-    classes = _some_classes(randomizer.num_classes)
-    tables = {c: np.asarray(randomizer.probabilities(c)) for c in classes}
-    _check_channel(tables)
-    _check_ratio(tables, randomizer.event())
-    _check_fits(randomizer)
+    some = np.linspace(0, randomizer.num_classes - 1, _MOST_CLASSES).astype(int)
+    tables = {c: np.asarray(randomizer.probabilities(c)) for c in sorted(set(some.tolist()))}
+    _check_stated(randomizer, tables)
     rng = SecureRandom(seed)
     p_values = [
         *_marginal_p_values(randomizer, tables, draws, rng),
         *_independence_p_values(randomizer, tables, draws, rng),
     ]
-    _judge(p_values, false_alarm)
+    worst = min(p_values, default=1.0)
+    if worst * len(p_values) < false_alarm:
+        raise ContractError(
+            f"the sampler does not follow the stated channel row by row: p = {worst:.2g} in one of {len(p_values)} "
+            f"tests (false alarms at most {false_alarm:g})"
+        )
 
 
 def check_mechanism(
@@ -80,45 +86,40 @@ def check_mechanism(
     P(S) ≤ e^ε′ Q(S) + δ(ε′) on the sets S so chosen, for a range of ε′, both ways round. An honest mechanism
     fails by chance with probability at most `false_alarm`. A pass proves nothing: it found no violation.
     """
-    ours, theirs = _neighbours(labels, neighbour, num_classes)
+    ours, theirs = (np.asarray(x).astype(_label_type(num_classes)) for x in (labels, neighbour))
+    if ours.shape != theirs.shape or int((ours != theirs).sum()) != 1:
+        raise ValueError("labels and neighbour must have the same length and differ in exactly one place")
     mechanism.fits(len(ours), num_classes)
-    rng = SecureRandom(seed)
-    samples = [_responses(mechanism, vector, draws, rng, statistic) for vector in (ours, theirs)]
-    here, there = _project(samples, draws // 2) if statistic is None else [s[:, 0] for s in samples]
-    _search_violation(here, there, draws // 2, mechanism.event(), false_alarm)
+    read = (lambda out: np.atleast_1d(statistic(out))) if statistic else _flat
+    rng, first, samples = SecureRandom(seed), draws // 2, list[FloatArray]()
+    for vector in (ours, theirs):
+        vector.setflags(write=False)
+        samples.append(np.stack([read(mechanism.sample(vector, rng)) for _ in range(draws)]).astype(np.float64))
+    # Along the direction in which the first halves differ most.
+    along = np.ones(1) if statistic else samples[0][:first].mean(axis=0) - samples[1][:first].mean(axis=0)
+    _search_violation(samples[0] @ along, samples[1] @ along, first, mechanism.event(), false_alarm)
 
 
-# --- the stated channel ---------------------------------------------------------------------------------------
+# -- the stated channel --------------------------------------------------------------------------------------
 
 
-def _some_classes(num_classes: int) -> list[int]:
-    return sorted(set(np.linspace(0, num_classes - 1, _MOST_CLASSES).astype(int).tolist()))
-
-
-def _check_channel(tables: dict[int, FloatArray]) -> None:
+def _check_stated(randomizer: Randomizer, tables: dict[int, FloatArray]) -> None:
+    """Check that the channel is one, that it keeps the declared epsilon, and that `fits` refuses other classes."""
     for label, table in tables.items():
         if (table < 0).any() or not np.allclose(table.sum(axis=1), 1, atol=_ROUNDING):
             raise ContractError(
                 f"the stated channel under class {label} is not a probability: it sums to {table.sum(1)}"
             )
-
-
-def _check_ratio(tables: dict[int, FloatArray], event: Event) -> None:
+    event, worst = randomizer.event(), 0.0
     if not isinstance(event, PureDP):
         raise ContractError(f"a per-row randomizer must declare PureDP, not {type(event).__name__}")
-    worst = max((_log_ratio(p, q) for p in tables.values() for q in tables.values()), default=0.0)
+    for p, q in itertools.permutations(tables.values(), 2):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.where(p > 0, np.log(p) - np.log(q), -np.inf)
+        # Coordinates are independent, so the worst ones add up.
+        worst = max(worst, float(ratios.max(axis=1).sum()))
     if worst > event.epsilon * (1 + _ROUNDING) + _ROUNDING:
         raise ContractError(f"declared epsilon={event.epsilon:.9g}, but the stated channel allows {worst:.9g}")
-
-
-def _log_ratio(p: FloatArray, q: FloatArray) -> float:
-    """Largest log-likelihood ratio of a response: coordinates are independent, so the worst ones add up."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(p > 0, np.log(p) - np.log(q), -np.inf)
-    return float(ratios.max(axis=1).sum())
-
-
-def _check_fits(randomizer: Randomizer) -> None:
     try:
         randomizer.fits(1, randomizer.num_classes + 1)
     except ValueError:
@@ -126,10 +127,15 @@ def _check_fits(randomizer: Randomizer) -> None:
     raise ContractError("fits() accepts a vault with another number of classes; it must raise ValueError")
 
 
-# --- the sampler against the channel ----------------------------------------------------------------------------
+# -- the sampler against the channel -------------------------------------------------------------------------
+
+
+def _label_type(num_classes: int) -> np.dtype[Any]:
+    return np.min_scalar_type(num_classes - 1)
 
 
 def _draw(randomizer: Randomizer, labels: LabelArray, rng: SecureRandom) -> IntArray:
+    """Draw responses to these labels, all with row 0's parameters, (n, coordinates)."""
     repeated = randomizer.take(np.zeros(len(labels), dtype=np.intp))
     labels.setflags(write=False)
     released = repeated.sample(labels, rng)  # type: ignore[attr-defined]
@@ -138,19 +144,21 @@ def _draw(randomizer: Randomizer, labels: LabelArray, rng: SecureRandom) -> IntA
     return released.responses.reshape(len(labels), -1)
 
 
-def _label_type(num_classes: int) -> np.dtype[Any]:
-    return np.min_scalar_type(num_classes - 1)
-
-
 def _marginal_p_values(
     randomizer: Randomizer, tables: dict[int, FloatArray], draws: int, rng: SecureRandom
 ) -> Iterator[float]:
-    looked_at = sorted({min(tables), max(tables), sorted(tables)[len(tables) // 2]})
-    for label in looked_at:
-        labels = np.full(draws, label, dtype=_label_type(randomizer.num_classes))
-        responses = _draw(randomizer, labels, rng)
+    """Yield chi-square p-values of the first, the middle and the last class."""
+    for label in sorted({min(tables), max(tables), sorted(tables)[len(tables) // 2]}):
+        responses = _draw(randomizer, np.full(draws, label, dtype=_label_type(randomizer.num_classes)), rng)
         _check_likelihood(randomizer, tables, responses[:1000])
-        yield from _goodness_of_fit(responses, tables[label])
+        # Coordinates with the same channel are taken together.
+        channels, group = np.unique(tables[label], axis=0, return_inverse=True)
+        for g, channel in enumerate(channels):
+            counts = np.bincount(responses[:, group.ravel() == g].ravel(), minlength=len(channel))
+            if (counts[channel == 0] > 0).any() or len(counts) > len(channel):
+                yield 0.0
+            else:
+                yield _chi_square(counts.astype(float), channel * counts.sum())
 
 
 def _check_likelihood(randomizer: Randomizer, tables: dict[int, FloatArray], responses: IntArray) -> None:
@@ -164,76 +172,55 @@ def _check_likelihood(randomizer: Randomizer, tables: dict[int, FloatArray], res
             raise ContractError(f"log_likelihood disagrees with the stated channel under class {label}")
 
 
-def _goodness_of_fit(responses: IntArray, table: FloatArray) -> Iterator[float]:
-    """Chi-square p-values, coordinates with the same channel taken together, and every end of the scale apart."""
-    channels, group = np.unique(table, axis=0, return_inverse=True)
-    for g, channel in enumerate(channels):
-        counts = np.bincount(responses[:, group.ravel() == g].ravel(), minlength=len(channel))
-        if (counts[channel == 0] > 0).any() or len(counts) > len(channel):
-            yield 0.0
-        else:
-            yield _chi_square(counts.astype(float), channel * counts.sum())
-
-
 def _chi_square(observed: FloatArray, expected: FloatArray) -> float:
-    cells = _pooled(expected)
-    seen, wanted = (np.add.reduceat(x, cells) for x in (observed, expected))
-    if len(seen) < 2:
-        return 1.0
-    return float(stats.chi2.sf(((seen - wanted) ** 2 / wanted).sum(), len(seen) - 1))
-
-
-def _pooled(expected: FloatArray) -> npt.NDArray[np.intp]:
-    """Where to start new cells so that each expects at least a 32nd of the draws, or 25 of them."""
-    least = max(25.0, expected.sum() / _MOST_CELLS)
-    starts, held = [0], 0.0
+    """Return the p-value over neighbouring cells pooled until each expects a 32nd of the draws, or 25 of them."""
+    least, starts, held = max(25.0, expected.sum() / _MOST_CELLS), [0], 0.0
     for i, value in enumerate(expected[:-1]):
         held += value
         if held >= least and expected[i + 1 :].sum() >= least:
             starts.append(i + 1)
             held = 0.0
-    return np.asarray(starts, dtype=np.intp)
+    if len(starts) < 2:
+        return 1.0
+    seen, wanted = (np.add.reduceat(x, starts) for x in (observed, expected))
+    return float(stats.chi2.sf(((seen - wanted) ** 2 / wanted).sum(), len(seen) - 1))
 
 
-# --- rows that know of each other ------------------------------------------------------------------------------
+# -- rows that know of each other ----------------------------------------------------------------------------
 
 
 def _independence_p_values(
     randomizer: Randomizer, tables: dict[int, FloatArray], draws: int, rng: SecureRandom
 ) -> Iterator[float]:
-    """Two classes in random order, many data sets of changing balance; tests on pairs of rows and on the balance."""
+    """Yield p-values from many data sets of two classes: of pairs of rows, and of each row given the whole set."""
     pair = (min(tables), max(tables))
     if pair[0] == pair[1]:
         return
-    chance = np.random.default_rng(0)
-    sets = [_mixed_set(randomizer, tables, pair, draws // 64, balance, chance, rng) for balance in _balances()]
+    chance, channel = np.random.default_rng(0), np.zeros((2, 0))
+    sets: list[tuple[IntArray, IntArray]] = []
+    for balance in _BALANCES:
+        own = (chance.random(draws // len(_BALANCES)) < balance).astype(np.intp)
+        responses = _draw(randomizer, np.asarray(pair, dtype=_label_type(randomizer.num_classes))[own], rng)
+        kind, channel = _kinds(responses, [tables[c] for c in pair], pair)
+        sets.append((own, kind))
+    kinds = channel.shape[1]
+    # Given both labels, two rows' responses have the product of their channels.
     for lag in _LAGS:
-        yield _pair_p_value([(_pairs(own, lag), _pairs(cat, lag)) for own, cat, _ in sets], sets[0][2])
-    yield from _balance_p_values([(own, cat) for own, cat, _ in sets], sets[0][2])
+        counts = np.zeros((2, 2, kinds, kinds))
+        for own, kind in sets:
+            np.add.at(counts, (own[:-lag], own[lag:], kind[:-lag], kind[lag:]), 1)
+        expected = counts.sum(axis=(2, 3), keepdims=True) * channel[:, None, :, None] * channel[None, :, None, :]
+        yield _cells_p_value(counts, expected, lost=4)
+    # Given the own label, a response depends neither on the data set's balance nor on its first row.
+    for of in (lambda own: int(own.mean() * 2.999), lambda own: int(own[0]) if len(own) else 0):
+        counts = np.zeros((3, 2, kinds))
+        for own, kind in sets:
+            np.add.at(counts[of(own)], (own[1:], kind[1:]), 1)
+        yield _cells_p_value(counts, counts.sum(axis=2, keepdims=True) * channel[None], lost=6)
 
 
-def _balances() -> list[float]:
-    return [0.05, 0.5, 0.95, 0.5] * 16
-
-
-def _mixed_set(
-    randomizer: Randomizer,
-    tables: dict[int, FloatArray],
-    pair: tuple[int, int],
-    rows: int,
-    balance: float,
-    chance: np.random.Generator,
-    rng: SecureRandom,
-) -> tuple[IntArray, IntArray, FloatArray]:
-    own = (chance.random(rows) < balance).astype(np.intp)
-    labels = np.asarray(pair, dtype=_label_type(randomizer.num_classes))[own]
-    responses = _draw(randomizer, labels, rng)
-    categories, channel = _categories(responses, [tables[c] for c in pair], pair)
-    return own, categories, channel
-
-
-def _categories(responses: IntArray, tables: list[FloatArray], pair: tuple[int, int]) -> tuple[IntArray, FloatArray]:
-    """At most three kinds of response, and their channel under each of the two classes, (2, kinds)."""
+def _kinds(responses: IntArray, tables: list[FloatArray], pair: tuple[int, int]) -> tuple[IntArray, FloatArray]:
+    """Sort responses into at most three kinds; return them and their channel under the two classes, (2, kinds)."""
     if tables[0].shape[0] == 1:
         kind = np.where(responses[:, 0] == pair[0], 0, np.where(responses[:, 0] == pair[1], 1, 2))
         channel = np.stack([[t[0, pair[0]], t[0, pair[1]], 1 - t[0, pair[0]] - t[0, pair[1]]] for t in tables])
@@ -244,32 +231,8 @@ def _categories(responses: IntArray, tables: list[FloatArray], pair: tuple[int, 
     return kind, np.stack([1 - upper, upper], axis=1)
 
 
-def _pairs(values: IntArray, lag: int) -> tuple[IntArray, IntArray]:
-    return values[:-lag], values[lag:]
-
-
-def _pair_p_value(sets: list[tuple[Any, Any]], channel: FloatArray) -> float:
-    """Chi-square of (kind, kind of the other row) against the product of the channels, given both labels."""
-    kinds = channel.shape[1]
-    counts = np.zeros((2, 2, kinds, kinds))
-    for (y, other_y), (a, other_a) in sets:
-        np.add.at(counts, (y, other_y, a, other_a), 1)
-    expected = counts.sum(axis=(2, 3), keepdims=True) * channel[:, None, :, None] * channel[None, :, None, :]
-    return _cells_p_value(counts, expected, lost=4)
-
-
-def _balance_p_values(sets: list[tuple[IntArray, IntArray]], channel: FloatArray) -> Iterator[float]:
-    """Responses given the own label must not depend on the data set's balance nor on its first row."""
-    kinds = channel.shape[1]
-    for of in (lambda own: int(own.mean() * 2.999), lambda own: int(own[0]) if len(own) else 0):
-        counts = np.zeros((3, 2, kinds))
-        for own, kind in sets:
-            np.add.at(counts[of(own)], (own[1:], kind[1:]), 1)
-        yield _cells_p_value(counts, counts.sum(axis=2, keepdims=True) * channel[None], lost=6)
-
-
 def _cells_p_value(observed: FloatArray, expected: FloatArray, lost: int) -> float:
-    """Chi-square over the cells that expect enough; a draw in a cell that expects nothing is a certain failure."""
+    """Return chi-square's p-value over the cells that expect enough; a draw where none is expected is a failure."""
     if (observed[expected == 0] > 0).any():
         return 0.0
     used = expected >= 25
@@ -277,39 +240,11 @@ def _cells_p_value(observed: FloatArray, expected: FloatArray, lost: int) -> flo
     return float(stats.chi2.sf(((observed - expected)[used] ** 2 / expected[used]).sum(), freedom))
 
 
-def _judge(p_values: list[float], false_alarm: float) -> None:
-    worst = min(p_values, default=1.0)
-    if worst * len(p_values) < false_alarm:
-        raise ContractError(
-            f"the sampler does not follow the stated channel row by row: p = {worst:.2g} in one of {len(p_values)} "
-            f"tests (false alarms at most {false_alarm:g})"
-        )
-
-
-# --- any mechanism, from the outside ----------------------------------------------------------------------------
-
-
-def _neighbours(labels: npt.ArrayLike, neighbour: npt.ArrayLike, num_classes: int) -> tuple[LabelArray, LabelArray]:
-    ours, theirs = (np.asarray(x).astype(_label_type(num_classes)) for x in (labels, neighbour))
-    if ours.shape != theirs.shape or int((ours != theirs).sum()) != 1:
-        raise ValueError("labels and neighbour must have the same length and differ in exactly one place")
-    for vector in (ours, theirs):
-        vector.setflags(write=False)
-    return ours, theirs
-
-
-def _responses(
-    mechanism: Mechanism[Any],
-    labels: LabelArray,
-    draws: int,
-    rng: SecureRandom,
-    statistic: Callable[[Any], float] | None,
-) -> FloatArray:
-    read = (lambda out: np.atleast_1d(statistic(out))) if statistic else _flat
-    return np.stack([read(mechanism.sample(labels, rng)) for _ in range(draws)]).astype(np.float64)
+# -- any mechanism, from the outside -------------------------------------------------------------------------
 
 
 def _flat(response: Any) -> FloatArray:
+    """Return the numbers of a release."""
     if isinstance(response, NoisyLabels):
         response = response.responses
     elif isinstance(response, NoisyCounts):
@@ -321,14 +256,10 @@ def _flat(response: Any) -> FloatArray:
     return np.asarray(response, dtype=np.float64).ravel()
 
 
-def _project(samples: list[FloatArray], first: int) -> list[FloatArray]:
-    """Responses along the direction in which the first halves differ most."""
-    direction = samples[0][:first].mean(axis=0) - samples[1][:first].mean(axis=0)
-    return [sample @ direction for sample in samples]
-
-
 def _search_violation(here: FloatArray, there: FloatArray, first: int, event: Event, false_alarm: float) -> None:
-    epsilons = _epsilons(event)
+    """Choose thresholds on the first numbers, and test the promise on the others, on both sides of each."""
+    declared = event.epsilon if isinstance(event, PureDP) and math.isfinite(event.epsilon) else 1.0
+    epsilons = np.unique(np.concatenate([[0.0, declared], np.geomspace(0.05, 10, 8)]))
     thresholds = np.unique(np.quantile(np.concatenate([here[:first], there[:first]]), np.linspace(0.02, 0.98, 25)))
     level = false_alarm / (4 * len(epsilons) * max(len(thresholds), 1))
     allowed = event.profile(epsilons)
@@ -345,11 +276,6 @@ def _search_violation(here: FloatArray, there: FloatArray, first: int, event: Ev
                 )
 
 
-def _epsilons(event: Event) -> FloatArray:
-    declared = event.epsilon if isinstance(event, PureDP) and math.isfinite(event.epsilon) else 1.0
-    return np.unique(np.concatenate([[0.0, declared], np.geomspace(0.05, 10, 8)]))
-
-
 def _lower(successes: int, trials: int, level: float) -> float:
-    """Clopper-Pearson lower confidence bound of a probability."""
+    """Return Clopper and Pearson's lower confidence bound of a probability."""
     return float(stats.beta.ppf(level, successes, trials - successes + 1)) if successes else 0.0

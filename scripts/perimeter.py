@@ -22,6 +22,8 @@ BEGIN, END = "<!-- perimeter:begin -->", "<!-- perimeter:end -->"
 # In core because core uses them, but no certificate rests on them.
 BESIDE = {
     "saddle.py": "chooses where to compute: a bad choice costs accuracy, never soundness",
+    "inverse.py": "chooses noise, and δ for audits: what was chosen is accounted for as it is",
+    "protocols.py": "the signatures of stores and counters, no code",
     "fingerprint.py": "names a label column for a budget store",
 }
 

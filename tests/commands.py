@@ -1,7 +1,7 @@
 """The command line for tests: in this process, unless the process is the point.
 
 A new process pays a second for its imports, and hundreds of tests ask what a command prints and how it ends. Here
-it runs through the same entry (`labeldp.cli.app._run`), output caught; `in_a_process` is for what only a process shows.
+it runs through the same entry (`labeldp.cli.app.run`), output caught; `in_a_process` is for what only a process shows.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from labeldp.cli.app import _run
+from labeldp.cli.app import run
 
 
 def labeldp(*arguments, cwd=None, check=None):
@@ -19,7 +19,7 @@ def labeldp(*arguments, cwd=None, check=None):
     out, err = io.StringIO(), io.StringIO()
     _forget_earlier_fits()
     with contextlib.chdir(cwd or os.getcwd()), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = _run([str(argument) for argument in arguments])
+        code = run([str(argument) for argument in arguments])
     return _checked(SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue()), check)
 
 

@@ -28,7 +28,7 @@ WHO_MAY_BE_HEAVY = {"core": set(), "releases": set(), "mechanisms": set(), "budg
 # Gradients need torch; every other mechanism works without it.
 HEAVY_FILES = {
     f"mechanisms/gradients/{name}.py": {"torch"}
-    for name in ("sums", "noise", "users", "layers", "per_example", "public")
+    for name in ("sums", "noise", "users", "terms", "layers", "plans", "per_example", "replay", "public")
 }
 
 

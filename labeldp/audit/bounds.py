@@ -1,8 +1,8 @@
-"""How much ε must a release have, if so many guesses about its labels were right? Exact, one-sided, no approximation.
+"""Turn guesses about labels into a lower bound on ε: exact, one-sided, no approximation.
 
-Each of m canaries has one of c candidate labels, by a fair draw. An ε-private release changes the odds between two
-labels of one row by at most e^ε, whatever is known of all other rows; so each guess, given the release and all other
-labels, is right with probability at most
+*Guesses.* Each of m canaries has one of c candidate labels, by a fair draw. An ε-private release changes the odds
+between two labels of one row by at most e^ε, whatever is known of all other rows; so each guess, given the release and
+all other labels, is right with probability at most
 
     cap(ε) = e^ε / (e^ε + c − 1),
 
@@ -14,32 +14,117 @@ no factor 2 in ε):
     p(v) = P[Bin(r, cap) ≥ v] + 2 m δ · max_{1 ≤ i ≤ v} P[v > Bin(r, cap) ≥ v − i] / i.
 
 The lower bound is the largest ε whose p is still below 1 − confidence; for δ = 0 it is Clopper and Pearson's (1934).
+
+*Separate canaries* give tighter bounds for Gaussian noise, from the whole curve that a ledger promises. Where every
+canary moves its own part of the release (an orthogonal feature, a group of its own, a training run of its own), the
+statistics T_i are independent given the coins s_i = ±1. Call a canary *right* if s_i T_i ≥ t and *wrong* if
+s_i T_i ≤ −t; let a and b be the probabilities of the two, averaged over canaries and coins. Each canary by itself tells
+two neighbours apart, so its probabilities obey a ≤ e^x b + δ(x) for every x ≥ 0, δ the curve of the ledger; and so do
+the averages. The counts of right and wrong are sums of independent indicators, more concentrated than binomials of the
+same means (Hoeffding 1956), so Clopper and Pearson's limits hold for a and b. If they break the inequality for one x,
+the claim is broken. A single (ε, δ) uses one point of the curve; for Gaussian queries all of it is known, and a halved
+noise shows from some thousand canaries (Nasr et al. 2023 do this for one Gaussian). In words of ε: find the largest λ
+for which the same queries with λ times less noise are still broken; ε is at least that of those queries.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betainc, betainccinv, betaincinv, expit
+from scipy.special import betainc, betainccinv, betaincinv, expit, ndtri
+
+from labeldp.core import accountant, inverse
+from labeldp.core.certificate import Certificate
+from labeldp.core.events import NonPrivate, PureDP, Queries, Query
+from labeldp.core.ledger import worst_epsilon
 
 # No release of labels has an ε beyond this that anyone would call private.
 LARGEST = 100.0
+# The noise is looked for between this many times as much and as little.
+_RANGE = 8.0
+_LEAST_P = 1e-30
+
+# Points (x, δ(x)).
+Curve = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """State what was promised: (ε, δ) for one label, and the queries behind it where they are known.
+
+    >>> Claim(1.0)
+    Claim(epsilon=1.0, delta=0.0, queries=())
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    queries: Queries = ()
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0 or not 0 <= self.delta < 1:
+            raise ValueError(f"epsilon={self.epsilon}, delta={self.delta} is not a claim; give ε ≥ 0 and δ below 1")
+
+    @classmethod
+    def of(cls, certificate: Certificate, delta: float | None = None) -> Claim:
+        """Return the claim of a certificate, at its own δ or another, with the queries of its worst row."""
+        groups = [group for group in certificate.groups if group.rows]
+        at = certificate.delta if delta is None else delta
+        worst = max(groups, key=lambda group: worst_epsilon((group,), at), default=None)
+        epsilon = certificate.epsilon if delta is None else worst_epsilon(groups, delta)
+        # Of several plans no curve is promised, only the claim itself.
+        return cls(epsilon, at, worst.queries if worst and len(worst.plans) == 1 else ())
+
+
+# -- guesses -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Count right guesses among c candidates each; nothing is assumed of what was released."""
+
+    name: str
+    correct: int
+    guesses: int
+    canaries: int
+    candidates: int = 2
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Return right guesses, guesses, canaries."""
+        return self.correct, self.guesses, self.canaries
+
+    def p_value(self, claim: Claim) -> float:
+        """Return the chance, at most, of guesses as good under the claim."""
+        return p_value(self.correct, self.guesses, claim.epsilon, delta=claim.delta, **self._sizes())
+
+    def bound(self, claim: Claim, confidence: float) -> float:
+        """Return the largest ε, at the claim's δ, that the guesses rule out."""
+        return lower_bound(self.correct, self.guesses, confidence, delta=claim.delta, **self._sizes())
+
+    def _sizes(self) -> dict[str, int]:
+        return {"canaries": self.canaries, "candidates": self.candidates}
 
 
 def p_value(
     correct: int, guesses: int, epsilon: float, *, delta: float = 0.0, canaries: int = 0, candidates: int = 2
 ) -> float:
-    """The chance, at most, of so many right guesses or more under an (ε, δ)-private release.
+    """Return the chance, at most, of so many right guesses or more under an (ε, δ)-private release.
 
     >>> p_value(correct=75, guesses=100, epsilon=0.0) < 1e-6
     True
     >>> p_value(correct=75, guesses=100, epsilon=1.0) > 0.3
     True
     """
-    check_counts(correct, guesses, candidates)
+    if not 0 <= correct <= guesses:
+        raise ValueError(f"correct={correct} of guesses={guesses} is not a count of right guesses")
+    if candidates < 2:
+        raise ValueError(f"candidates={candidates}: with fewer than two there is nothing to guess")
     if correct == 0 or math.isinf(epsilon):
         return 1.0
     cap = float(expit(epsilon - math.log(candidates - 1)))
@@ -54,7 +139,7 @@ def p_value(
 
 
 def _at_least(count: npt.ArrayLike, total: int, chance: float) -> npt.NDArray[np.float64]:
-    """P[Bin(total, chance) ≥ count], the incomplete beta function; 1 for a count of 0.
+    """Return P[Bin(total, chance) ≥ count], the incomplete beta function; 1 for a count of 0.
 
     >>> _at_least([0, 1, 2], 2, 0.25)
     array([1.    , 0.4375, 0.0625])
@@ -66,7 +151,7 @@ def _at_least(count: npt.ArrayLike, total: int, chance: float) -> npt.NDArray[np
 def lower_bound(
     correct: int, guesses: int, confidence: float, *, delta: float = 0.0, canaries: int = 0, candidates: int = 2
 ) -> float:
-    """The largest ε that so many right guesses rule out, with this confidence; 0 if they rule out none.
+    """Return the largest ε that so many right guesses rule out, with this confidence; 0 if they rule out none.
 
     >>> round(lower_bound(correct=731, guesses=1000, confidence=0.95), 3)
     0.881
@@ -79,18 +164,132 @@ def lower_bound(
     return largest_true(ruled_out, LARGEST)
 
 
+def checked_confidence(confidence: float) -> float:
+    """Return a probability strictly between 0 and 1, or raise ValueError."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence} is not a probability; give one below 1, say 0.999")
+    return confidence
+
+
+# -- separate canaries ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Separate:
+    """Count right and wrong canaries among independent ones.
+
+    Of a claim without queries, one point of the curve is known: a ≤ e^ε b + δ.
+
+    >>> rng = np.random.default_rng(0)
+    >>> coins = rng.choice([-1, 1], size=20_000)
+    >>> from labeldp.core.events import Gaussian
+    >>> claim = Claim(accountant.epsilon([Query(Gaussian(4.0, 2.0))], 1e-5), 1e-5, (Query(Gaussian(4.0, 2.0)),))
+    >>> honest, halved = (separate("a shift", coins, coins + rng.normal(size=20_000) * std) for std in (4.0, 2.0))
+    >>> honest.bound(claim, 0.999) < claim.epsilon < halved.bound(claim, 0.999)
+    True
+    """
+
+    name: str
+    correct: int
+    wrong: int
+    canaries: int
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Return right guesses, guesses, canaries."""
+        return self.correct, self.correct + self.wrong, self.canaries
+
+    def p_value(self, claim: Claim) -> float:
+        """Return the chance, at most, of guesses as good under the claim."""
+        curve = self._curve(claim.queries) if claim.queries else [(claim.epsilon, claim.delta)]
+        # The smallest level at which the claim is still broken; levels are searched by their logarithm.
+        missed = -largest_true(lambda power: self._breaks(curve, 10.0**-power), -math.log10(_LEAST_P))
+        return 1.0 if missed == 0 else 10.0**missed
+
+    def bound(self, claim: Claim, confidence: float) -> float:
+        """Return ε of the claim's queries with as much less noise as the guesses prove."""
+        missed = 1 - confidence
+        if not claim.queries:
+            return largest_true(lambda epsilon: self._breaks([(epsilon, claim.delta)], missed), LARGEST)
+
+        def proved(power: float) -> bool:
+            return self._breaks(self._curve(_with_less_noise(claim.queries, 2.0**power)), missed)
+
+        end = math.log2(_RANGE)
+        if not proved(-end):
+            return 0.0
+        factor = 2.0 ** largest_true(proved, end, -end, steps=12)
+        return accountant.epsilon(_with_less_noise(claim.queries, factor), claim.delta)
+
+    def _curve(self, queries: Queries) -> Curve:
+        return [(slope, inverse.delta(queries, slope)) for slope in self._slopes]
+
+    @cached_property
+    def _slopes(self) -> tuple[float, ...]:
+        """Return the points x of the curve worth trying, around the best one for a Gaussian with these counts."""
+        low = share_at_least(self.correct, self.canaries, 0.5) if self.correct else 0.5 / self.canaries
+        high = max(share_at_most(self.wrong, self.canaries, 0.5), 1e-12)
+        place, shift = -ndtri(min(high, 0.999)), ndtri(min(low, 0.999)) - ndtri(min(high, 0.999))
+        best = float(np.clip(shift * place - shift * shift / 2, 0.0, 30.0))
+        return tuple(sorted({0.0, 0.8 * best, best, 1.2 * best}))
+
+    def _breaks(self, curve: Curve, missed: float) -> bool:
+        """Say whether this curve cannot explain the counts, but with a chance of `missed` to be wrong about it."""
+        right = share_at_least(self.correct, self.canaries, missed / 2)
+        wrong = share_at_most(self.wrong, self.canaries, missed / 2)
+        return any(right > math.exp(slope) * wrong + delta for slope, delta in curve)
+
+
+def separate(name: str, coins: npt.ArrayLike, statistics: npt.ArrayLike) -> Separate:
+    """Count coins ±1 by what the release says about each; a quarter chooses the threshold, the rest is counted."""
+    signed = np.asarray(coins, dtype=np.float64) * np.asarray(statistics, dtype=np.float64)
+    first, rest = signed[::4], np.concatenate([signed[i::4] for i in (1, 2, 3)])
+
+    def counted(part: npt.NDArray[np.float64], at: float) -> tuple[int, int]:
+        # A statistic of 0 says nothing: it is neither right nor wrong.
+        decided = np.abs(part) >= max(at, np.finfo(np.float64).tiny)
+        return int(np.sum(decided & (part > 0))), int(np.sum(decided & (part < 0)))
+
+    def worth(at: float) -> float:
+        """Return a lower limit of the distance between two Gaussians, seen from this threshold."""
+        right, wrong = counted(first, at)
+        # Strict, so that a threshold with few guesses is not chosen for its luck.
+        shares = share_at_least(right, len(first), 1e-4), share_at_most(wrong, len(first), 1e-4)
+        above, below = (ndtri(np.clip(share, 1e-12, 1 - 1e-12)) for share in shares)
+        return float(above - below)
+
+    thresholds = np.unique(np.quantile(np.abs(first), (0.0, 0.25, 0.5, 0.75, 0.9)))
+    return Separate(name, *counted(rest, max(thresholds, key=worth)), len(rest))
+
+
+def _with_less_noise(queries: Queries, factor: float) -> Queries:
+    """Return the same queries with `factor` times less noise."""
+
+    def event(of: Any) -> Any:
+        if isinstance(of, NonPrivate):
+            return of
+        if isinstance(of, PureDP):
+            return PureDP(of.epsilon * factor)
+        return replace(of, noise_std=of.noise_std / factor)
+
+    return tuple(Query(event(query.event), query.times) for query in queries)
+
+
+# -- limits and searches -------------------------------------------------------------------------------------
+
+
 def share_at_least(count: int, total: int, missed: float) -> float:
-    """Clopper and Pearson's lower limit of a probability, too large with probability `missed` at most."""
+    """Return Clopper and Pearson's lower limit of a probability, too large with probability `missed` at most."""
     return 0.0 if count == 0 else float(betaincinv(count, total - count + 1, missed))
 
 
 def share_at_most(count: int, total: int, missed: float) -> float:
-    """Clopper and Pearson's upper limit of a probability, too small with probability `missed` at most."""
+    """Return Clopper and Pearson's upper limit of a probability, too small with probability `missed` at most."""
     return 1.0 if count == total else float(betainccinv(count + 1, total - count, missed))
 
 
 def largest_true(holds: Callable[[float], bool], top: float, bottom: float = 0.0, steps: int = 50) -> float:
-    """The largest number up to `top` for which this holds, rounded down; `bottom` if it holds nowhere."""
+    """Return the largest number up to `top` for which this holds, rounded down; `bottom` if it holds nowhere."""
     if not holds(bottom):
         return bottom
     if holds(top):
@@ -100,18 +299,3 @@ def largest_true(holds: Callable[[float], bool], top: float, bottom: float = 0.0
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
-
-
-def check_counts(correct: int, guesses: int, candidates: int) -> None:
-    """Raise ValueError unless so many of the guesses can be right."""
-    if not 0 <= correct <= guesses:
-        raise ValueError(f"correct={correct} of guesses={guesses} is not a count of right guesses")
-    if candidates < 2:
-        raise ValueError(f"candidates={candidates}: with fewer than two there is nothing to guess")
-
-
-def checked_confidence(confidence: float) -> float:
-    """A probability strictly between 0 and 1."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} is not a probability; give one below 1, say 0.999")
-    return confidence

@@ -1,4 +1,4 @@
-"""Auditing a folder that `labeldp train` wrote: its recipe is run again, on its own features, with made-up labels.
+"""Audit a folder that `labeldp train` wrote: run its recipe again, on its own features, with made-up labels.
 
 The folder says which recipe, at which ε and δ; the table it was trained on is read *without its labels*. Canaries get
 one of two labels by a coin, all other rows what the folder's model predicts for them. So nothing here is computed from
@@ -6,14 +6,15 @@ a true label: the result may be shown to anyone, and costs no privacy. What is a
 settings, its features, this version, this machine) and not the numbers in the folder, which had other labels: of those
 only an observational audit can speak, which needs true labels and a proxy (`labeldp.audit.training`).
 
-Guesses are made from responses and moments that left the vault, not from the model alone; see `labeldp.audit.training`.
+The promise covers all that leaves a vault, so guesses are made from all of it, which shows more than a trained model
+does: a `WitnessVault` records what it releases, and `by_responses` and `by_moments` turn that into scores.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,28 +22,32 @@ import numpy as np
 import numpy.typing as npt
 
 from labeldp.atomic import replacing
-from labeldp.audit.result import AuditResult, Claim, coins_of
-from labeldp.audit.training import WitnessValues, WitnessVault, audit_training, by_moments, by_responses
-from labeldp.core.ledger import Budget, worst_epsilon
+from labeldp.audit.bounds import Claim
+from labeldp.audit.result import AuditResult, coins_of
+from labeldp.audit.training import audit_training
+from labeldp.core.ledger import Budget
 from labeldp.core.random import SecureRandom
-from labeldp.releases import FloatArray
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.values import Rounded, ValueVault
+from labeldp.releases import FloatArray, NoisyLabels, NoisyMoments
+from labeldp.results.card import at_most
 from labeldp.results.signing import AUDIT
-from labeldp.results.words import at_most
 
 if TYPE_CHECKING:
-    from labeldp.core.certificate import Certificate
     from labeldp.results.folder import Result
-    from labeldp.results.training import Model
+    from labeldp.results.model import Model
 
 
 # One run proves little at a larger δ (see docs/audit.md); the ledger's queries hold at every δ.
 _DELTA = 1e-7
 _SLACK = 1e-6
+# The largest log-likelihood that a response needs; keeps differences finite.
+_CERTAIN = 1e3
 
 
 @dataclass(frozen=True)
 class FolderAudit:
-    """An audit, and what it was an audit of.
+    """Hold an audit, and what it was an audit of.
 
     Args:
         result: the bound, beside what the folder's ledger claims at the audit's δ.
@@ -59,7 +64,7 @@ class FolderAudit:
 
     @property
     def verdict(self) -> str:
-        """What follows, in words, and what it rests on."""
+        """Say what follows, in words, and what it rests on."""
         claim = f"epsilon {at_most(self.epsilon)}" + (f" at delta {at_most(self.delta, 3)}" if self.delta else "")
         same = (
             f" The folder claims {claim}; the same queries cost {at_most(self.result.epsilon)} at delta "
@@ -73,7 +78,7 @@ class FolderAudit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: those of the result, and of what it was about."""
+        """Return plain values: those of the result, and of what it was about."""
         about = {"model": self.model, "epsilon": self.epsilon, "delta": self.delta, "method": self.method}
         return {**self.result.to_json(), "verdict": self.verdict, "of": about}
 
@@ -89,7 +94,7 @@ def audit_folder(
     seed: int | None = None,
     noise: Callable[[], SecureRandom] = SecureRandom,
 ) -> FolderAudit:
-    """A lower bound on ε of the recipe behind a folder, from three runs of it on made-up labels.
+    """Return a lower bound on ε of the recipe behind a folder, from three runs of it on made-up labels.
 
     Args:
         folder: as `labeldp train` writes it.
@@ -103,7 +108,7 @@ def audit_folder(
     """
     from labeldp.data.request import TableError
     from labeldp.results.folder import MODEL, read
-    from labeldp.results.training import rebuilt
+    from labeldp.results.model import rebuilt
     from labeldp.results.verify import verify_folder
 
     result = read(folder)
@@ -113,7 +118,7 @@ def audit_folder(
     model = rebuilt(result, device)
     features = _features(result, model, table, delimiter)
     certificate, story = result.certificate, result.story
-    again = _Again(result, model, features, _claim(certificate), noise)
+    again = _Again(result, model, features, Claim.of(certificate, min(certificate.delta, _DELTA)), noise)
     rows = again.canaries(canaries, coins_of(seed))
     classes = len(story.classes) if story.classes is not None else 2
     found = audit_training(again, again.usual, classes, canaries=rows, confidence=confidence, seed=seed)
@@ -129,16 +134,8 @@ def keep_audit(found: FolderAudit, folder: Path) -> Path:
     return folder / AUDIT
 
 
-def _claim(certificate: Certificate) -> Claim:
-    """What the folder's ledger says at a δ that one run can be held against."""
-    delta = min(certificate.delta, _DELTA)
-    groups = [group for group in certificate.groups if group.rows]
-    worst = max(groups, key=lambda group: worst_epsilon((group,), delta))
-    return Claim(worst_epsilon(groups, delta), delta, worst.queries if len(worst.plans) == 1 else ())
-
-
 class _Again:
-    """The folder's recipe as a function from made-up labels to scores; see `labeldp.audit.training.Training`.
+    """Run the folder's recipe as a function from made-up labels to scores; see `labeldp.audit.training.Training`.
 
     Labels are classes 0 … K − 1 or, for numbers, 0 and 1: the two ends of the range, the values furthest apart.
     """
@@ -156,7 +153,7 @@ class _Again:
         self._canary = np.zeros(len(predicted), dtype=bool)
 
     def canaries(self, count: int | None, chance: np.random.Generator) -> npt.NDArray[np.intp]:
-        """Which rows are decided by coins."""
+        """Choose which rows are decided by coins."""
         whole = len(self.usual)
         if count is not None and not 1 <= count <= whole:
             raise ValueError(f"canaries={count} of {whole} rows; give a number from 1 to that")
@@ -165,10 +162,16 @@ class _Again:
         return rows
 
     def __call__(self, labels: npt.NDArray[np.int64]) -> tuple[Mapping[str, FloatArray], Claim]:
-        """Run the recipe; all that it gave away, and what the folder claims for it."""
+        """Run the recipe; return all that it gave away, and what the folder claims for it."""
         vault = self._sealed(labels)
         predictor = self._trained(vault)
-        self._check_price(vault)
+        claimed, spent = self._result.certificate, vault.certificate(self._result.certificate.delta).epsilon
+        # The rerun must be what the folder claims to be, or the bound is about something else.
+        if not abs(spent - claimed.epsilon) <= _SLACK * max(claimed.epsilon, 1):
+            raise ValueError(
+                f"{self._result.story.method} spends epsilon={spent:.9g} here, and the folder claims "
+                f"{claimed.epsilon:.9g}: it was made by another version. Train it again with this one to audit it"
+            )
         ends = [0, -1] if self._numbers is not None else list(range(len(self._model.classes)))
         scores = {
             "the model's preference": self._scores(predictor),
@@ -178,7 +181,7 @@ class _Again:
         return {name: table for name, table in scores.items() if table is not None}, self._claim
 
     def _known(self, labels: npt.NDArray[np.int64]) -> FloatArray:
-        """What made-up labels add to each class of a moment: one, or for a number its shares of the two ends."""
+        """Return what made-up labels add to each class of a moment: one, or a number's shares of the two ends."""
         if self._numbers is None:
             return np.eye(len(self._model.classes))[labels]
         from labeldp.data.door import scaled
@@ -201,12 +204,13 @@ class _Again:
         import torch
         from sklearn.utils import check_random_state
 
-        from labeldp.estimator.predictors import predictor_of
+        from labeldp.estimator.serialise import predictor_of
         from labeldp.recipes.catalogue import BY_KEY
         from labeldp.recipes.job import Job, public_seed, run
-        from labeldp.results.training import Network
+        from labeldp.results.model import Network
 
-        story, seed = self._result.story, int(self._run.get("seed", 0))
+        story, run_settings = self._result.story, next(iter(self._result.run.values()))
+        seed = int(run_settings.get("seed", 0))
         net = None
         if self._model.network is not None:
             with torch.random.fork_rng():
@@ -217,19 +221,6 @@ class _Again:
         with public_seed(public):
             task = "classes" if self._numbers is None else "numbers"
             return predictor_of(run(BY_KEY[story.method], job, task), net is not None)
-
-    @property
-    def _run(self) -> Mapping[str, Any]:
-        return next(iter(self._result.run.values()))
-
-    def _check_price(self, vault: Any) -> None:
-        """The rerun must be what the folder claims to be, or the bound is about something else."""
-        claimed, spent = self._result.certificate, vault.certificate(self._result.certificate.delta).epsilon
-        if not abs(spent - claimed.epsilon) <= _SLACK * max(claimed.epsilon, 1):
-            raise ValueError(
-                f"{self._result.story.method} spends epsilon={spent:.9g} here, and the folder claims "
-                f"{claimed.epsilon:.9g}: it was made by another version. Train it again with this one to audit it"
-            )
 
     def _scores(self, predictor: Any) -> FloatArray:
         from labeldp.recipes.catalogue import BY_KEY
@@ -242,7 +233,7 @@ class _Again:
 
 
 def _features(result: Result, model: Model, table: Path | str | None, delimiter: str | None) -> Any:
-    """The rows that the folder was trained on, without their labels."""
+    """Return the rows that the folder was trained on, without their labels."""
     from labeldp.data.columns import read_like
     from labeldp.data.door import NAMES, read
     from labeldp.data.files import adult_path
@@ -267,3 +258,94 @@ def _features(result: Result, model: Model, table: Path | str | None, delimiter:
             "trained on with --table"
         )
     return found
+
+
+# -- all that left a vault, as scores -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """Record one release of a vault: by which mechanism, of which rows (all when None), and what came out."""
+
+    question: Any = field(repr=False)
+    rows: Any = field(repr=False)
+    response: Any = field(repr=False)
+
+
+class _Remembers:
+    """Record every release before it is returned."""
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.seen: list[Released] = []
+
+    def release(self, mechanism: Any, rows: Any = None) -> Any:
+        """Release as the vault does, and keep a record."""
+        response = super().release(mechanism, rows)  # type: ignore[misc]
+        self.seen.append(Released(mechanism, rows, response))
+        return response
+
+
+class WitnessVault(_Remembers, LabelVault):
+    """Keep classes in a vault that remembers what it released; for made-up labels only.
+
+    >>> from labeldp import RandomizedResponse
+    >>> vault = WitnessVault([0, 1, 1], 2)
+    >>> _ = vault.release(RandomizedResponse(1.0, 2))
+    >>> len(vault.seen), vault.certificate().epsilon
+    (1, 1.0)
+    """
+
+
+class WitnessValues(_Remembers, ValueVault):
+    """Keep numbers in a vault that remembers what it released."""
+
+
+def by_responses(seen: Sequence[Released], num_rows: int, classes: Sequence[int]) -> FloatArray | None:
+    """Return log P(responses | class) of every row and each of these classes, (n, c); None without responses per row.
+
+    A row may have several responses; their log-likelihoods add up. No attack on responses per row is better.
+    """
+    per_row = [one for one in seen if isinstance(one.response, NoisyLabels)]
+    total = np.zeros((num_rows, len(classes)))
+    for one in per_row:
+        index = np.arange(num_rows) if one.rows is None else np.arange(num_rows)[np.asarray(one.rows)]
+        total[index] += np.clip(one.response.log_likelihood()[:, list(classes)], -_CERTAIN, _CERTAIN)
+    return total if per_row else None
+
+
+def by_moments(
+    seen: Sequence[Released], classes: Sequence[int], known: FloatArray, canary: npt.NDArray[np.bool_]
+) -> FloatArray | None:
+    """Return how much noisy moments speak for each of these classes in every row, (n, c); None where there are none.
+
+    Of a noisy moment S = Σ_i v_i φ_i + noise of deviation s, whose v_i are fair coins, the best linear guess of each
+    coin is
+
+        v̂_i = φ_iᵀ (Σ_j φ_j φ_jᵀ + s² I)⁻¹ S,
+
+    with the sum over canaries, the known part of the others taken off.
+
+    Args:
+        classes: rows of the moments.
+        known: what the other rows, whose labels are made up, added to each of these classes in the mean, (n, c).
+        canary: which rows' labels are to be guessed.
+    """
+    found = [one for one in seen if isinstance(one.response, NoisyMoments) and one.rows is None]
+    if not found:
+        return None
+    return np.sum([_unmixed(one, classes, known, canary) for one in found], axis=0)
+
+
+def _unmixed(one: Released, classes: Sequence[int], known: FloatArray, canary: npt.NDArray[np.bool_]) -> FloatArray:
+    question: Any = one.question.inner if isinstance(one.question, Rounded) else one.question
+    left = one.response.value[list(classes)].astype(np.float64)
+    gram, done = np.zeros((left.shape[1],) * 2), 0
+    for block in question.chunks.read():
+        rows = np.asarray(block, dtype=np.float64)
+        here = slice(done, done := done + len(rows))
+        left -= np.where(canary[here, None], 0.0, known[here]).T @ rows
+        gram += rows[canary[here]].T @ rows[canary[here]]
+    gram[np.diag_indices_from(gram)] += max(one.response.noise_std, 1e-6) ** 2
+    weight = np.linalg.solve(gram, left.T)
+    return np.concatenate([np.asarray(block, dtype=np.float64) @ weight for block in question.chunks.read()])

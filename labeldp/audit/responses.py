@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.audit.result import AuditResult, Claim, Guesses, coins_of, judged
+from labeldp.audit.bounds import Claim, Guesses
+from labeldp.audit.result import AuditResult, coins_of, judged
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault, Mechanism
 from labeldp.data.door import seal_column
@@ -46,7 +47,7 @@ Rows = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """The rows that are guessed, (t,), the classes they could have, (t, c), and which of these they have, (t,)."""
+    """Hold the rows that are guessed, (t,), the classes they could have, (t, c), and which of these they have, (t,)."""
 
     rows: Rows
     options: Rows
@@ -79,7 +80,13 @@ def audit_responses(
     >>> 0.5 < result.bound < 1.1
     True
     """
-    truth, chance = _checked(private, labels), coins_of(seed)
+    truth, chance = np.asarray(labels), coins_of(seed)
+    if truth.shape != (len(private),):
+        raise ValueError(f"labels have shape {truth.shape} for {len(private)} responses; give the label of every row")
+    outside = int(np.count_nonzero((truth < 0) | (truth >= private.num_classes)))
+    if truth.dtype.kind not in "iub" or outside:
+        raise ValueError(f"{outside} labels are not among 0 … {private.num_classes - 1}; give them as they were sealed")
+    truth = truth.astype(np.intp)
     if len(truth) > MOST_ROWS:
         kept = np.sort(chance.choice(len(truth), MOST_ROWS, replace=False))
         private, truth = private.take(kept), truth[kept]
@@ -155,7 +162,7 @@ def audit_table(
 
 
 def drawn_trials(labels: Rows, rows: Rows, num_classes: int, candidates: int, chance: np.random.Generator) -> Trials:
-    """Trials of labels that were drawn uniformly: every row with its label and random other ones, in random order."""
+    """Return trials of labels drawn uniformly: every row with its label and random other ones, in random order."""
     order = np.argsort(chance.random((len(rows), num_classes)), axis=1)
     own = order == labels[rows][:, None]
     # The label goes first, then the whole row is shuffled again among as many as there are candidates.
@@ -295,16 +302,6 @@ def guessed(name: str, scores: FloatArray, trials: Trials, least: float) -> Gues
     return Guesses(
         name, int(np.count_nonzero(correct & sure)), int(np.count_nonzero(sure)), len(scores), scores.shape[1]
     )
-
-
-def _checked(private: NoisyLabels, labels: npt.ArrayLike) -> Rows:
-    truth = np.asarray(labels)
-    if truth.shape != (len(private),):
-        raise ValueError(f"labels have shape {truth.shape} for {len(private)} responses; give the label of every row")
-    outside = int(np.count_nonzero((truth < 0) | (truth >= private.num_classes)))
-    if truth.dtype.kind not in "iub" or outside:
-        raise ValueError(f"{outside} labels are not among 0 … {private.num_classes - 1}; give them as they were sealed")
-    return truth.astype(np.intp)
 
 
 def _checked_candidates(candidates: int, num_classes: int) -> int:

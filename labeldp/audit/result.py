@@ -1,4 +1,4 @@
-"""What an audit says: a lower bound beside the claim, and the verdict in words."""
+"""Judge attacks against a claim: a lower bound beside it, and the verdict in words."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from labeldp.audit.bounds import checked_confidence, lower_bound, p_value
-from labeldp.core.certificate import Certificate
-from labeldp.core.events import Queries
-from labeldp.core.ledger import worst_epsilon
+from labeldp.audit.bounds import Claim, checked_confidence
 
 # Of audits alone: see `coins_of`.
 _APART = 0xA0D17
 
 
 def coins_of(seed: int | None) -> np.random.Generator:
-    """The coins of an audit. With a seed they are apart from those of anybody who used the same number.
+    """Return the coins of an audit; with a seed they are apart from those of anybody who used the same number.
 
     Features drawn from `default_rng(0)` would know the coins of `default_rng(0)` beforehand, and an honest recipe would
     be accused of telling them.
@@ -27,83 +24,31 @@ def coins_of(seed: int | None) -> np.random.Generator:
     return np.random.default_rng(None if seed is None else [seed, _APART])
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What was promised: (ε, δ) for one label, and the queries behind it where they are known.
-
-    >>> Claim(1.0)
-    Claim(epsilon=1.0, delta=0.0, queries=())
-    """
-
-    epsilon: float
-    delta: float = 0.0
-    queries: Queries = ()
-
-    def __post_init__(self) -> None:
-        if not self.epsilon >= 0 or not 0 <= self.delta < 1:
-            raise ValueError(f"epsilon={self.epsilon}, delta={self.delta} is not a claim; give ε ≥ 0 and δ below 1")
-
-    @classmethod
-    def of(cls, certificate: Certificate) -> Claim:
-        """Return the claim of a certificate, with the queries of its worst row."""
-        groups = [group for group in certificate.groups if group.rows]
-        worst = max(groups, key=lambda group: worst_epsilon((group,), certificate.delta), default=None)
-        # Of several plans no curve is promised, only the claim itself.
-        return cls(certificate.epsilon, certificate.delta, worst.queries if worst and len(worst.plans) == 1 else ())
-
-
 class Attack(Protocol):
-    """Guesses that were made and checked."""
+    """Describe guesses that were made and checked."""
 
     @property
     def name(self) -> str:
-        """How the guesses were made, in a few words."""
+        """Return how the guesses were made, in a few words."""
         ...
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Right guesses, guesses, canaries."""
+        """Return right guesses, guesses, canaries."""
         ...
 
     def p_value(self, claim: Claim) -> float:
-        """The chance, at most, of guesses as good under the claim."""
+        """Return the chance, at most, of guesses as good under the claim."""
         ...
 
     def bound(self, claim: Claim, confidence: float) -> float:
-        """The largest ε, at the claim's δ, that the guesses rule out."""
+        """Return the largest ε, at the claim's δ, that the guesses rule out."""
         ...
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """Right guesses among c candidates each; see `labeldp.audit.bounds`. Assumes nothing of what was released."""
-
-    name: str
-    correct: int
-    guesses: int
-    canaries: int
-    candidates: int = 2
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """Right guesses, guesses, canaries."""
-        return self.correct, self.guesses, self.canaries
-
-    def p_value(self, claim: Claim) -> float:
-        """The chance, at most, of guesses as good under the claim."""
-        return p_value(self.correct, self.guesses, claim.epsilon, delta=claim.delta, **self._sizes())
-
-    def bound(self, claim: Claim, confidence: float) -> float:
-        """The largest ε, at the claim's δ, that the guesses rule out."""
-        return lower_bound(self.correct, self.guesses, confidence, delta=claim.delta, **self._sizes())
-
-    def _sizes(self) -> dict[str, int]:
-        return {"canaries": self.canaries, "candidates": self.candidates}
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """An empirical lower bound on ε beside the claim.
+    """Hold an empirical lower bound on ε beside the claim.
 
     Args:
         bound: with `confidence`, a mechanism with a smaller ε (at the claim's δ) would not give itself away like this.
@@ -128,12 +73,12 @@ class AuditResult:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the claim is ruled out."""
+        """Say whether the claim is ruled out."""
         return self.bound > self.epsilon
 
     @property
     def verdict(self) -> str:
-        """What follows, in words."""
+        """Say what follows, in words."""
         seen = f"{self.correct:,} of {self.guesses:,} guesses about {self.canaries:,} labels were right ({self.attack})"
         found = f"with {100 * self.confidence:.10g}% confidence epsilon is at least {_digits(self.bound)}"
         given = f", given that {self.assumes}" if self.assumes else ""
@@ -149,13 +94,13 @@ class AuditResult:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; an infinite claim becomes the text "infinity"."""
+        """Return plain values; an infinite claim becomes the text "infinity"."""
         values = {**asdict(self), "contradicts": self.contradicts, "verdict": self.verdict}
         return {name: "infinity" if value == math.inf else value for name, value in values.items()}
 
 
 def judged(claim: Claim, attacks: Sequence[Attack], confidence: float, assumes: str = "") -> AuditResult:
-    """The result of the best attack, corrected for how many were tried (Bonferroni)."""
+    """Return the result of the best attack, corrected for how many were tried (Bonferroni)."""
     share = 1 - (1 - checked_confidence(confidence)) / len(attacks)
     bounds = [attack.bound(claim, share) for attack in attacks]
     chances = [attack.p_value(claim) for attack in attacks]

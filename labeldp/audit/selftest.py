@@ -1,4 +1,4 @@
-"""Every recipe on made-up data, under audit: is what it claims on this machine, with this version, contradicted?
+"""Audit every recipe on made-up data: is what it claims on this machine, with this version, contradicted?
 
 All rows are canaries of two classes. Where a recipe's model is linear, every row has a feature of its own, so that the
 model can show all that was released about the row and nothing of another row's label: the worst data there can be. The
@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from labeldp.audit.result import AuditResult, Claim
+from labeldp.audit.bounds import Claim
+from labeldp.audit.result import AuditResult
 from labeldp.audit.training import Labels, audit_training
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
@@ -105,17 +106,16 @@ def _scores(recipe: Recipe, test: SelfTest, vault: LabelVault, epsilon: float, d
     rows, many = len(vault), len(vault) // (_ROWS_OF_A_USER if test.labels == "users" else 1)
     function = loaded(test.function or (recipe.numbers if test.labels == "numbers" else recipe.classes))
     supplied = {**_supplies(test, rows), "vault": vault, "epsilon": epsilon, "delta": delta}
-    settings = {**recipe.settings(Case(rows, 2, None, "table", delta), epsilon), **test.settings}
-    settings = {name: value(many, epsilon) if _is_rule(value) else value for name, value in settings.items()}
-    supplied |= {name: value.load() if isinstance(value, Lazy) else value for name, value in settings.items()}
+    settings: dict[str, Any] = {**recipe.settings(Case(rows, 2, None, "table", delta), epsilon), **test.settings}
+    for setting, value in settings.items():
+        # A rule for so many rows at this ε, what is to be loaded, or a plain value.
+        if not isinstance(value, Lazy) and callable(value):
+            value = value(many, epsilon)  # noqa: PLW2901
+        supplied[setting] = value.load() if isinstance(value, Lazy) else value
     parameters = inspect.signature(function).parameters
     result = function(**{name: value for name, value in supplied.items() if name in parameters})
     scores = _scores_of(result, supplied, rows)
     return scores.reshape(many, -1, 2).sum(axis=1)
-
-
-def _is_rule(value: object) -> bool:
-    return callable(value) and not isinstance(value, Lazy)
 
 
 def _supplies(test: SelfTest, rows: int) -> Mapping[str, Any]:

@@ -7,31 +7,25 @@ claims. Three attackers use the scores.
 - *The model's preference*: of the two candidates, the one with the higher score.
 - *A repeated run*: the training is run again with all canaries at their first candidate, and at their second; guess the
   one whose run this one repeats. Noise from a seed that is used again cancels, and nothing is left but the labels.
-- *Separate canaries* (only if the caller says that canaries do not touch each other): `labeldp.audit.separate`.
+- *Separate canaries* (only if the caller says that canaries do not touch each other): `labeldp.audit.bounds.Separate`.
 
 A canary run has made-up labels in it: audit a trial run, never the model you will use. For a model that exists there is
 `audit_observed`, which does not touch its training.
-
-The promise covers all that leaves a vault, so an attack may use all of it: a `WitnessVault` records what it releases,
-and `by_responses` and `by_moments` turn that into scores, which show more than a trained model does.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.audit.result import Attack, AuditResult, Claim, Guesses, coins_of, judged
-from labeldp.audit.separate import separate as separated
-from labeldp.core.vault import LabelVault
-from labeldp.mechanisms.responses import Rounded
-from labeldp.mechanisms.values import ValueVault
-from labeldp.releases import FloatArray, NoisyLabels, NoisyMoments
+from labeldp.audit.bounds import Claim, Guesses
+from labeldp.audit.bounds import separate as separated
+from labeldp.audit.result import Attack, AuditResult, coins_of, judged
+from labeldp.releases import FloatArray
 
 Labels = npt.NDArray[np.int64]
 # labels (n,) → scores (n, K), or several of them by name, and what the run claims to cost.
@@ -41,8 +35,6 @@ _PREFERENCE = "the model's preference"
 PARTS = (1.0, 0.5, 0.1)
 # A proxy that excludes a class would be certain about what nobody knows.
 _LEAST_CHANCE = 1e-4
-# The largest log-likelihood that a response needs; keeps differences finite.
-_CERTAIN = 1e3
 
 
 def audit_training(
@@ -81,7 +73,11 @@ def audit_training(
     """
     given, chance = np.array(labels, dtype=np.int64), coins_of(seed)
     rows = _canaries(canaries, len(given), chance)
-    options = _pairs(len(rows), num_classes, chance)
+    if num_classes < 2:
+        raise ValueError(f"num_classes={num_classes}: with fewer than two there is nothing to guess")
+    # Two different classes for every canary, and which of them it has.
+    first = chance.integers(num_classes, size=len(rows))
+    options = np.stack([first, (first + chance.integers(1, num_classes, size=len(rows))) % num_classes], axis=1)
     coins = chance.integers(2, size=len(rows))
 
     def run(chosen: Labels) -> tuple[dict[str, FloatArray], Claim]:
@@ -95,9 +91,9 @@ def audit_training(
     found, claim = run(coins)
     attacks = [one for name, preferred in found.items() for one in _attacks(name, coins, preferred, claim, separate)]
     if replay:
-        first, second = (run(np.full_like(coins, side))[0] for side in (0, 1))
+        all_first, all_second = (run(np.full_like(coins, side))[0] for side in (0, 1))
         for name, preferred in found.items():
-            nearer = np.abs(preferred - first[name]) - np.abs(preferred - second[name])
+            nearer = np.abs(preferred - all_first[name]) - np.abs(preferred - all_second[name])
             again = "a repeated run" if name == _PREFERENCE else f"a repeated run, {name}"
             attacks += _attacks(again, coins, nearer, claim, separate)
     return judged(claim, attacks, confidence, "canaries do not touch each other" if separate else "")
@@ -176,14 +172,6 @@ def _canaries(canaries: int | npt.ArrayLike | None, num_rows: int, chance: np.ra
     return rows
 
 
-def _pairs(count: int, num_classes: int, chance: np.random.Generator) -> Labels:
-    """Two different classes for every canary."""
-    if num_classes < 2:
-        raise ValueError(f"num_classes={num_classes}: with fewer than two there is nothing to guess")
-    first = chance.integers(num_classes, size=count)
-    return np.stack([first, (first + chance.integers(1, num_classes, size=count)) % num_classes], axis=1)
-
-
 def audit_observed(
     scores: npt.ArrayLike,
     labels: npt.ArrayLike,
@@ -258,91 +246,3 @@ def _checked(
     # Clipped, then scaled to add up to one.
     chances = np.maximum(np.broadcast_to(chances / chances.sum(-1, keepdims=True), table.shape), _LEAST_CHANCE)
     return truth.astype(np.int64), chances / chances.sum(axis=1, keepdims=True)
-
-
-@dataclass(frozen=True, eq=False)
-class Released:
-    """One release of a vault: by which mechanism, of which rows (all when None), and what came out."""
-
-    question: Any = field(repr=False)
-    rows: Any = field(repr=False)
-    response: Any = field(repr=False)
-
-
-class _Remembers:
-    """Records every release before it is returned."""
-
-    def __init__(self, *given: Any, **settings: Any) -> None:
-        super().__init__(*given, **settings)
-        self.seen: list[Released] = []
-
-    def release(self, mechanism: Any, rows: Any = None) -> Any:
-        """Release as the vault does, and keep a record."""
-        response = super().release(mechanism, rows)  # type: ignore[misc]
-        self.seen.append(Released(mechanism, rows, response))
-        return response
-
-
-class WitnessVault(_Remembers, LabelVault):
-    """A vault of classes that remembers what it released; for made-up labels only.
-
-    >>> from labeldp import RandomizedResponse
-    >>> vault = WitnessVault([0, 1, 1], 2)
-    >>> _ = vault.release(RandomizedResponse(1.0, 2))
-    >>> len(vault.seen), vault.certificate().epsilon
-    (1, 1.0)
-    """
-
-
-class WitnessValues(_Remembers, ValueVault):
-    """The same for numbers."""
-
-
-def by_responses(seen: Sequence[Released], num_rows: int, classes: Sequence[int]) -> FloatArray | None:
-    """Return log P(responses | class) of every row and each of these classes, (n, c); None without responses per row.
-
-    A row may have several responses; their log-likelihoods add up. No attack on responses per row is better.
-    """
-    per_row = [one for one in seen if isinstance(one.response, NoisyLabels)]
-    total = np.zeros((num_rows, len(classes)))
-    for one in per_row:
-        index = np.arange(num_rows) if one.rows is None else np.arange(num_rows)[np.asarray(one.rows)]
-        total[index] += np.clip(one.response.log_likelihood()[:, list(classes)], -_CERTAIN, _CERTAIN)
-    return total if per_row else None
-
-
-def by_moments(
-    seen: Sequence[Released], classes: Sequence[int], known: FloatArray, canary: npt.NDArray[np.bool_]
-) -> FloatArray | None:
-    """Return how much noisy moments speak for each of these classes in every row, (n, c); None where there are none.
-
-    Of a noisy moment S = Σ_i v_i φ_i + noise of deviation s, whose v_i are fair coins, the best linear guess of each
-    coin is
-
-        v̂_i = φ_iᵀ (Σ_j φ_j φ_jᵀ + s² I)⁻¹ S,
-
-    with the sum over canaries, the known part of the others taken off.
-
-    Args:
-        classes: rows of the moments.
-        known: what the other rows, whose labels are made up, added to each of these classes in the mean, (n, c).
-        canary: which rows' labels are to be guessed.
-    """
-    found = [one for one in seen if isinstance(one.response, NoisyMoments) and one.rows is None]
-    if not found:
-        return None
-    return np.sum([_unmixed(one, classes, known, canary) for one in found], axis=0)
-
-
-def _unmixed(one: Released, classes: Sequence[int], known: FloatArray, canary: npt.NDArray[np.bool_]) -> FloatArray:
-    question: Any = one.question.inner if isinstance(one.question, Rounded) else one.question
-    left = one.response.value[list(classes)].astype(np.float64)
-    gram, done = np.zeros((left.shape[1],) * 2), 0
-    for block in question.chunks.read():
-        rows = np.asarray(block, dtype=np.float64)
-        here = slice(done, done := done + len(rows))
-        left -= np.where(canary[here, None], 0.0, known[here]).T @ rows
-        gram += rows[canary[here]].T @ rows[canary[here]]
-    gram[np.diag_indices_from(gram)] += max(one.response.noise_std, 1e-6) ** 2
-    weight = np.linalg.solve(gram, left.T)
-    return np.concatenate([np.asarray(block, dtype=np.float64) @ weight for block in question.chunks.read()])

@@ -1,4 +1,4 @@
-"""What queries may cost and have cost: calibration of noise, and budgets that outlive a process.
+"""Decide what queries may cost and keep what they have cost: calibrated noise, budgets that outlive a process.
 
 `BudgetStore` keeps budgets in a database and needs SQLAlchemy.
 """

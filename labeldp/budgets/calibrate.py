@@ -1,4 +1,4 @@
-"""The least noise that meets a privacy target."""
+"""Find the least noise that meets a privacy target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from labeldp.core.events import (
     Query,
     TeacherVoting,
 )
-from labeldp.core.gaussian import AccountingError, gaussian_mu
+from labeldp.core.gaussian import AccountingError
+from labeldp.core.inverse import gaussian_mu
 
 _WIDEST = 1e15
 # Confident-GNMax as published has thresholds of 1.6 (Malek et al. 2021: 800, 500) and 1.67 (Tang et al. 2022: 500, 300)
@@ -45,7 +46,7 @@ def calibrate(
     rtol: float = 1e-6,
     max_calls: int = 120,
 ) -> float:
-    """Smallest noise, to a relative ``rtol``, whose ε at ``delta`` is at most ``epsilon``.
+    """Return the smallest noise, to a relative ``rtol``, whose ε at ``delta`` is at most ``epsilon``.
 
     ``queries_of_noise`` must cost less the larger its argument. The returned noise has itself been checked:
     feeding it back to :func:`labeldp.core.accountant.epsilon` gives at most ``epsilon``, always.
@@ -74,7 +75,7 @@ class _Search:
         self.unsafe: tuple[float, float] | None = None
 
     def measure(self, noise: float) -> float:
-        """Excess log ε at a noise, remembered on its side."""
+        """Return the excess of log ε at a noise, and remember it on its side."""
         if self._calls_left == 0:
             raise AccountingError("calibration did not settle; is the cost falling as the noise grows?")
         self._calls_left -= 1
@@ -103,7 +104,7 @@ class _Search:
                 raise AccountingError(f"no noise reaches epsilon = {self._target!r} at this delta. {_ADVICE}")
 
     def _measure_below(self, noise: float, safe: float) -> None:
-        """Where no noise is too little, the accountant gives up before the search does."""
+        """Measure a smaller noise; where none is too little, the accountant gives up before the search does."""
         reason: AccountingError | None = None
         try:
             if noise > 1 / _WIDEST:
@@ -119,7 +120,7 @@ class _Search:
         ) from reason
 
     def close(self, rtol: float) -> float:
-        """Secant steps that aim just past the root, from both sides in turn; bisection when they stall."""
+        """Search by secant steps that aim just past the root, from both sides in turn; bisection when they stall."""
         stalled = False
         while self.safe and self.unsafe:
             (high, below), (low, above) = self.safe, self.unsafe
@@ -148,7 +149,7 @@ def noise_multiplier(
     *,
     rtol: float = 1e-6,
 ) -> float:
-    """Noise multiplier s / C of DP-SGD with norm clipping: R = C, D = 2C, one label replaced.
+    """Return the noise multiplier s / C of DP-SGD with norm clipping: R = C, D = 2C, one label replaced.
 
     ``batches`` says who knows the batch: ``"poisson"`` and ``"fixed-size"`` are drawn in secret, ``"public"``
     is drawn at random and shown, ``"partition"`` is named in advance and passed ⌈steps·rate⌉ times.
@@ -194,7 +195,7 @@ def _passes(steps: int, rate: float) -> int:
 
 
 def _central_limit_guess(mu: float, steps: int, rate: float, batches: str) -> float:
-    """A first noise multiplier: per step, q²χ² with χ² = 4 sinh(1/s²) for the pair at ±1, e^{4/s²} − 1 at 0 and 2."""
+    """Return a first noise multiplier: a step is q²χ², with χ² = 4 sinh(1/s²) at ±1 and e^{4/s²} − 1 at 0 and 2."""
     squared = (mu / rate) ** 2 / steps
     match batches:
         case "poisson":
@@ -240,13 +241,10 @@ def most_queries(event: Event, epsilon: float, delta: float) -> int:
             refused = queries
         if paid >= _MOST:
             raise ValueError(f"epsilon={epsilon:g} pays for more than {_MOST} queries of {event}; give less noise")
-        queries = (paid + int(refused)) // 2 if refused < math.inf else _farther(paid, epsilon / max(cost, 1e-300))
+        # ε grows at least like the root of the number of queries.
+        room = min(epsilon / max(cost, 1e-300), 1000.0**0.5) ** 2 * 1.01
+        queries = (paid + int(refused)) // 2 if refused < math.inf else min(_MOST, max(paid + 1, int(paid * room)))
     return paid
-
-
-def _farther(queries: int, room: float) -> int:
-    """Return where to try next: ε grows at least like the root of the number of queries."""
-    return min(_MOST, max(queries + 1, int(queries * min(room * room, 1000.0) * 1.01)))
 
 
 def meter(event: Event, queries: int, delta: float, marks: int = 24) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""A count of prepaid queries on disk, flushed before every draw: a killed run goes on without drawing a query twice.
+"""Count prepaid queries on disk before each is drawn: a killed run goes on without drawing a query twice.
 
 A run pays for all its queries when it begins. This file says which queries those were, under a random name (the query
 id), and how many of them have been begun. A query is drawn only after its line has reached the disk: over any number of
@@ -20,14 +20,14 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 from labeldp.atomic import flush
 from labeldp.core.ledger import BudgetExceededError
-from labeldp.core.vault import QueryStore
+from labeldp.core.protocols import Stores
 
 # On disk the words are those of the first version: a tally, and the receipt that is its query id.
 FORMAT = "labeldp-tally/2"
@@ -35,10 +35,6 @@ _START = b'{"format": "labeldp-tally/2", "receipt": '
 # Without a place.
 _FIRST_START = b'{"format": "labeldp-tally/1", "receipt": '
 _ENTRIES = {"charge", "place", "store"}
-
-
-# Stores that were charged for the queries, each with the id under which it knows them.
-Stores = Sequence[tuple[QueryStore, str]]
 
 
 class CounterError(ValueError):
@@ -110,7 +106,7 @@ class QueryCounter:
         """
         with self._lock:
             self._refuse_copy(stores)
-            for store, query_id in stores:
+            for store, query_id, _ in stores:
                 if store.id in self._held and not store.holds(query_id):
                     raise CounterError(
                         f"the store that was charged for the queries of {self._path.name} has forgotten them: an older "
@@ -132,8 +128,8 @@ class QueryCounter:
                 raise BudgetExceededError(f"all {most} queries counted in {self._path.name} are drawn; lease more")
             self._append(number)
             self._drawn[number] += 1
-            for store, query_id in stores:
-                store.begin(query_id, number, self._drawn[number], self._drawn[number] if most is None else most)
+            for store, query_id, there in stores:
+                store.begin(query_id, there, self._drawn[number], self._drawn[number] if most is None else most)
                 if store.id not in self._held:
                     # Evidence against an older copy of the store, and no more: the query is begun, and is drawn.
                     with suppress(OSError):
@@ -238,7 +234,7 @@ class QueryCounter:
 
 
 def _same_place(kept: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Whether a file is where it was: renamed, or after a restart that numbers devices anew, but not copied."""
+    """Return whether a file is where it was: renamed, or after a restart that numbers devices anew, but not copied."""
     return kept["inode"] == here["inode"] and (kept["device"] == here["device"] or kept["path"] == here["path"])
 
 

@@ -1,4 +1,4 @@
-"""Rows known by a keyed hash of a public id: a table that was reordered, filtered or exported again meets its spending.
+"""Know rows by a keyed hash of a public id: a table that was reordered, filtered or exported meets its spending.
 
 An id is kept as HMAC-SHA256 under the store's key, cut to 128 bits. Ids are the data owner's: rows without a history
 start at zero, so whoever may invent ids may invent budgets.
@@ -11,13 +11,14 @@ import unicodedata
 import uuid
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from labeldp.budgets.keys import Key, StoreError
-from labeldp.core.ledger import RowIndex
+from labeldp.core.events import Event, of_group
+from labeldp.core.ledger import Ledger, RowIndex
 from labeldp.core.vault import LabelVault
 
 Ids = npt.ArrayLike | Sequence[Any]
@@ -28,6 +29,17 @@ KIND = "S16"
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 # Beyond it a float is not one whole number but many.
 _EXACT = 1 << 53
+
+
+class Charge(NamedTuple):
+    """`times` queries of one event at these rows; None is all of them."""
+
+    event: Event
+    times: int = 1
+    rows: RowIndex | None = None
+
+
+Plan = Sequence[Charge]
 
 
 def hashed(key: Key, ids: Ids, vault: LabelVault) -> Hashes:
@@ -88,3 +100,37 @@ def numbered(known: Hashes, given: Hashes) -> tuple[RowIndex, Hashes]:
     places = {each: number for number, each in enumerate(known.tolist())}
     numbers = np.fromiter((places.setdefault(each, len(places)) for each in given.tolist()), np.intp, len(given))
     return numbers, np.array(list(places)[len(known) :], KIND)
+
+
+def by_unit(plan: Plan, unit_of_row: RowIndex) -> Plan:
+    """Return the plan as charges of units, where several rows may be one unit's: it then pays for each of them.
+
+    A query of m rows of a unit costs it what m replaced labels cost (`of_group`), not m queries: Gaussian noise that
+    hides one of them hides their sum m times worse, and not √m times. Where rows of a unit met an event a different
+    number of times, which of them met it together is not known: all are taken to have met it together.
+
+    >>> from labeldp.core.events import PureDP
+    >>> [(c.event.epsilon, c.rows.tolist()) for c in by_unit([Charge(PureDP(1.0))], np.array([5, 7, 5]))]
+    [(1.0, [7]), (2.0, [5])]
+    """
+    found: list[Charge] = []
+    for event in dict.fromkeys(charge.event for charge in plan):
+        asked = [(unit_of_row if c.rows is None else unit_of_row[c.rows], c.times) for c in plan if c.event == event]
+        units, place, rows = np.unique(
+            np.concatenate([units for units, _ in asked]), return_inverse=True, return_counts=True
+        )
+        times = np.zeros(len(units), dtype=np.int64)
+        np.maximum.at(times, place, np.repeat([n for _, n in asked], [len(units) for units, _ in asked]))
+        for m, n in np.unique(np.stack([rows, times], axis=1), axis=0):
+            found.append(Charge(of_group(event, int(m)), int(n), units[(rows == m) & (times == n)]))
+    return found
+
+
+def extended(ledger: Ledger, num_rows: int) -> Ledger:
+    """Return the ledger with more rows, which have met nothing."""
+    if num_rows == ledger.num_rows:
+        return ledger
+    histories = ledger.histories if () in ledger.histories else (*ledger.histories, ())
+    of_row = np.full(num_rows, histories.index(()), dtype=np.int32)
+    of_row[: ledger.num_rows] = 0 if ledger.history_of_row is None else ledger.history_of_row
+    return Ledger(num_rows, histories, of_row if len(histories) > 1 else None)

@@ -1,4 +1,4 @@
-"""A budget on disk: one file of JSON lines per label column, written before anything is drawn.
+"""Keep a budget in one file of JSON lines per label column, written before anything is drawn.
 
 Every line is one charge against all rows, or against all users: the first line says which, and the other is refused. A
 line counts once it is complete and flushed to the disk, and nothing is drawn before that: a crash can over-count, never

@@ -1,8 +1,10 @@
-"""The key of a budget store or a journal: it names a label column without telling it, and seals what is written.
+"""Seal a budget store or a journal under its key, which names a label column without telling it.
 
 A label column is known by HMAC-SHA256 under this key (`labeldp.core.fingerprint`). Without the key the name tells
 nothing, not even to somebody who can guess the whole column; with it, a guess of the *whole* column can be confirmed:
 the key is kept like the labels.
+
+An address may hold secrets, too: it is shown without them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from labeldp.atomic import creating
 
@@ -96,3 +99,36 @@ def given_key(given: bytes | str | Path | None) -> Key | None:
         return Key(given)
     named = given or os.environ.get("LABELDP_STORE_KEY")
     return read_key(Path(named).expanduser()) if named else None
+
+
+# -- addresses of stores -------------------------------------------------------------------------------------
+
+
+def shown_address(where: object) -> str:
+    """Return a store's address as messages, logs and results may have it: no user, no password, no host, no key.
+
+    A file keeps its path, with the home folder as `~`: its full name would tell a user's.
+
+    >>> shown_address("postgresql://ann:secret@db.example.org:5432/budgets?sslpassword=secret")
+    'postgresql:///budgets'
+    >>> shown_address("budgets.db"), shown_address(Path.home() / "budgets.db")
+    ('budgets.db', '~/budgets.db')
+    """
+    text = str(where)
+    scheme, has_scheme, _ = text.partition("://")
+    if not has_scheme:
+        return shown_path(text)
+    try:
+        parts = urlsplit(text)
+        # A password with a slash in it would end up in the path: then the port is no number, or an @ comes after it.
+        if parts.port == 0 or "@" in parts.path:
+            return f"{scheme}://"
+    except ValueError:
+        return f"{scheme}://"
+    return f"{scheme}:///{parts.path.rsplit('/', 1)[-1]}"
+
+
+def shown_path(path: str) -> str:
+    """Return a path with the home folder as `~`."""
+    home = str(Path.home())
+    return f"~{path[len(home) :]}" if path.startswith(f"{home}/") and len(home) > 1 else path

@@ -1,4 +1,4 @@
-"""Budgets that outlive a process: one SQLite file, or a PostgreSQL database for a team.
+"""Keep budgets that outlive a process, in one SQLite file, or in a PostgreSQL database for a team.
 
 A data set is known by a keyed hash of its labels, never by the labels, and has a budget that cannot be changed. A query
 is written down, committed and flushed *before* it is taken: a process killed in between leaves its query charged, and
@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -32,8 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.budgets.charges import Charge, Plan, by_unit, extended, growth, largest_growth
-from labeldp.budgets.ids import KIND, Hashes, Ids, numbered
+from labeldp.budgets.ids import KIND, Charge, Hashes, Ids, Plan, by_unit, extended, numbered
 from labeldp.budgets.keys import StoreError, StoreKeyError
 from labeldp.budgets.tables import (
     BEGUN,
@@ -59,8 +59,8 @@ from labeldp.budgets.tables import (
     user_name,
     whole_line,
 )
-from labeldp.core.events import Event
-from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, RowIndex, Unit, check_budget
+from labeldp.core.events import Event, Queries
+from labeldp.core.ledger import Budget, BudgetExceededError, Charged, Ledger, RowIndex, Unit, check_budget
 from labeldp.core.vault import LabelVault
 
 __all__ = ["Account", "BudgetStore", "Charge", "DataSet", "Entry", "StoreError", "StoreKeyError", "UnknownDataSetError"]
@@ -97,7 +97,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
     def open(
         cls, where: str | Path = "budgets.db", *, key: bytes | str | Path | None = None, create: bool = True
     ) -> BudgetStore:
-        """The store at this path or `postgresql://` address.
+        """Open the store at this path or `postgresql://` address.
 
         Args:
             where: a file, or the address of a PostgreSQL database.
@@ -153,13 +153,13 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return self.dataset(name)
 
     def datasets(self) -> tuple[DataSet, ...]:
-        """All data sets, in the order of their names."""
+        """Return all data sets, in the order of their names."""
         with self._database.reading() as connection:
             lines = connection.execute(sa.select(DATASETS).order_by(DATASETS.c.name)).mappings().all()
         return tuple(self._read(line) for line in lines)
 
     def dataset(self, name: str) -> DataSet:
-        """The data set of this name."""
+        """Return the data set of this name."""
         with self._database.reading() as connection:
             return self._read(self._line(connection, name))
 
@@ -207,7 +207,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return Account(self, found, False, _note(note), host, hashes)
 
     def part_of(self, name: str, *, note: str | None = None, host: bool = False) -> Account:
-        """The `store` of one vault that holds some of the rows of this data set, a fold for example.
+        """Return the `store` of one vault that holds some of the rows of this data set, a fold for example.
 
         Which rows they are is not known, so every row is charged with the most that any of them has met.
         """
@@ -217,7 +217,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return Account(self, found, True, _note(note), host)
 
     def ledger(self, name: str) -> Ledger:
-        """What each row of the data set has met, over all processes."""
+        """Return what each row of the data set has met, over all processes."""
         with self._database.reading() as connection:
             return self._replayed(connection, self._line(connection, name))[1]
 
@@ -226,7 +226,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return self.ledger(name).epsilon(self.dataset(name).budget.delta if delta is None else delta)
 
     def history(self, name: str) -> tuple[Entry, ...]:
-        """Every charge, in order."""
+        """Return every charge, in order."""
         with self._database.reading() as connection:
             line = self._line(connection, name)
             self._known.pop(self._read(line).fingerprint, None)
@@ -235,12 +235,11 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         return tuple(read_entry(charge) for charge in charges)
 
     def holds(self, name: str, query_id: str) -> bool:
-        """Whether queries were charged under this id."""
+        """Return whether queries were charged under this id."""
         with self._database.reading() as connection:
             line = self._line(connection, name)
             self._replayed(connection, line)
-            under = ((table.c.dataset == line["id"], table.c.receipt == query_id) for table in (CHARGES, BEGUN))
-            return any(connection.execute(sa.select(sa.literal(1)).where(*these)).first() for these in under)
+            return self._held(connection, line, query_id)
 
     def reserve(
         self,
@@ -251,8 +250,10 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         note: str = "",
         host: bool = False,
         query_id: str | None = None,
-    ) -> None:
+    ) -> bool:
         """Write these plans down, all or none, or raise BudgetExceededError; on the disk when it returns.
+
+        Returns whether it did: False where queries were charged under this id before.
 
         The charges of a plan are composed as one, whose queries were fixed before the first was drawn. With `ids`, the
         hash of every row, they are about these rows; rows that are new join the data set.
@@ -261,6 +262,8 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         with self._database.writing() as connection:
             line = self._line(connection, name, lock=True)
             dataset, (head, ledger) = self._read(line), self._replayed(connection, line)
+            if query_id is not None and self._held(connection, line, query_id):
+                return False
             if ids is not None:
                 places, new = numbered(self._ids(connection, line), ids)
                 plans = [by_unit(plan, places) for plan in plans]
@@ -283,6 +286,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
                 begun = sealed_line(key, dataset=line["id"], receipt=query_id, batches="{}")
                 connection.execute(sa.insert(BEGUN).values(**begun))
             self._write(connection, line, replace(dataset, charges=number, begun=dataset.begun or 0), head)
+        return True
 
     def begin(self, name: str, query_id: str, number: int, index: int, most: int) -> None:
         """Write down that prepaid query `index` (1, 2, …) of batch `number` begins; on the disk when it returns.
@@ -326,6 +330,10 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
             )
             more = index - batches.get(str(number), 0)
             self._write(connection, line, replace(dataset, begun=total + more), line["head"])
+
+    def _held(self, connection: sa.Connection, line: sa.RowMapping, query_id: str) -> bool:
+        under = ((table.c.dataset == line["id"], table.c.receipt == query_id) for table in (CHARGES, BEGUN))
+        return any(connection.execute(sa.select(sa.literal(1)).where(*these)).first() for these in under)
 
     def _write(self, connection: sa.Connection, line: sa.RowMapping, dataset: DataSet, head: str) -> None:
         values = dataset_line(self._database.key, dataset, head)
@@ -394,7 +402,7 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
 class Account:
     """The `store` of one vault: what it spends is reserved in a budget store before anything is drawn.
 
-    One account serves one vault: it charges what the vault's ledger has more than last time.
+    One account serves one vault.
     """
 
     def __init__(
@@ -402,7 +410,8 @@ class Account:
     ) -> None:
         self._store, self._dataset, self._part, self._note, self._host = store, dataset, part, note, host
         self._ids = ids
-        self._last: Ledger | None = None
+        # Of a part, what its rows have met.
+        self._charged: Ledger | None = None
         self._vault: str | None = None
 
     @property
@@ -423,23 +432,22 @@ class Account:
     def __repr__(self) -> str:
         return f"Account({self._dataset.name!r}, {self._dataset.budget})"
 
-    def __call__(self, ledger: Ledger, query_id: str | None = None) -> None:
-        """Reserve what this ledger has more than the last one."""
-        lines = self._dataset.units if self._ids is None else len(self._ids)
-        last = self._last or Ledger(ledger.num_rows if self._part else lines)
-        plan = growth(last, ledger)
-        if not plan:
-            raise StoreError("the vault asks nothing new of any row; open one account for each vault")
-        plans = largest_growth(last, ledger) if self._part else [plan]
-        if plans or query_id is not None:
-            self._reserve(plans, self._note, query_id)
-        self._last = ledger
+    def keep(self, plan: Sequence[Charged], num_rows: int, query_id: str | None = None) -> None:
+        """Reserve one plan of the vault, whose ledger has so many rows, unless it is held under this id."""
+        plans, charged = [[Charge(*charge) for charge in plan]], self._charged
+        if self._part:
+            charged = self._charged or Ledger(num_rows)
+            plans, charged = largest_growth(charged, after := charged.charge_plan(plan)), after
+        elif num_rows != (expected := self._dataset.units if self._ids is None else len(self._ids)):
+            raise StoreError(f"the ledger has {num_rows} lines where {expected} are expected")
+        if (not plans and query_id is None) or self._reserve(plans, self._note, query_id):
+            self._charged = charged
 
     def serve(self, vault: str, unit: Unit) -> None:
         """Take the id of the vault that uses the account; ValueError for a second one, or for another unit.
 
-        The ledgers of two vaults know nothing of each other: the second would be charged only for what it spends
-        beyond the first. And what a row has met cannot be added to what a user has met.
+        Two vaults may hold different parts of a data set: the second would be charged only for what its rows meet
+        beyond those of the first. And what a row has met cannot be added to what a user has met.
         """
         self._check_unit(unit)
         if self._vault not in (None, vault):
@@ -450,7 +458,7 @@ class Account:
         self._vault = vault
 
     def holds(self, query_id: str) -> bool:
-        """Whether the queries of this id have been charged, by this process or an earlier one."""
+        """Return whether the queries of this id have been charged, by this process or an earlier one."""
         return self._store.holds(self._dataset.name, query_id)
 
     def begin(self, query_id: str, number: int, index: int, most: int) -> None:
@@ -477,8 +485,8 @@ class Account:
                 f"what is spent on {unit.protects}; the two cannot be added up"
             )
 
-    def _reserve(self, plans: Sequence[Plan], note: str, query_id: str | None = None) -> None:
-        self._store.reserve(
+    def _reserve(self, plans: Sequence[Plan], note: str, query_id: str | None = None) -> bool:
+        return self._store.reserve(
             self._dataset.name, plans, ids=self._ids, note=note, host=self._host, query_id=query_id
         )  # fmt: skip
 
@@ -494,3 +502,21 @@ def _charges(dataset: int, after: int) -> sa.Select[Any]:
 
 def _note(note: str | None) -> str:
     return Path(sys.argv[0]).name if note is None else note
+
+
+def largest_growth(before: Ledger, after: Ledger) -> list[Plan]:
+    """Return as plans against all rows how much the most that any row has met of every plan has grown.
+
+    Over the life of a ledger every plan that a row has met was charged as one, and not as parts of a larger one: what
+    was fixed in advance together may not be taken apart and chosen bit by bit.
+    """
+    grown = _most(after) - _most(before)
+    return [[Charge(query.event, query.times) for query in plan] for plan in grown.elements()]
+
+
+def _most(ledger: Ledger) -> Counter[Queries]:
+    """Return for every plan how often the row that met it most often did."""
+    most: Counter[Queries] = Counter()
+    for group in ledger.groups():
+        most |= Counter(group.plans)
+    return most

@@ -1,4 +1,4 @@
-"""The database behind a budget store: its tables, how it is opened, and its failures in words.
+"""Open the database behind a budget store, write and read the lines of its tables, put its failures in words.
 
 SQLite takes writers one at a time (`BEGIN IMMEDIATE`) and flushes every commit to the disk (`synchronous = EXTRA`).
 PostgreSQL locks the row of the data set (`SELECT … FOR UPDATE`) and flushes at commit; a server set not to is refused.
@@ -13,21 +13,20 @@ import math
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from labeldp.budgets.address import shown_address
-from labeldp.budgets.charges import Charge, pack, unpack
-from labeldp.budgets.ids import Hashes, Ids, hashed
-from labeldp.budgets.keys import Key, StoreError, StoreKeyError, find_key, given_key
+from labeldp.budgets.ids import Charge, Hashes, Ids, hashed
+from labeldp.budgets.keys import Key, StoreError, StoreKeyError, find_key, given_key, shown_address
 from labeldp.core.events import Event, event_from_json, event_to_json
-from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget, Unit
+from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget, RowIndex, Unit
 from labeldp.core.vault import LabelVault
 
 try:
@@ -141,7 +140,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Generator[sa.Connection]:
-        """A transaction that is on the disk when the block has ended, or has not happened."""
+        """Yield a transaction that is on the disk when the block has ended, or has not happened."""
         with in_words(self.name), self.engine.connect() as connection:
             connection.execution_options(labeldp_writes=True)
             with connection.begin():
@@ -151,7 +150,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Generator[sa.Connection]:
-        """A transaction that sees one state of the store."""
+        """Yield a transaction that sees one state of the store."""
         with in_words(self.name), self.engine.connect() as connection:
             if not self.is_file:
                 connection.execution_options(isolation_level="REPEATABLE READ")
@@ -160,7 +159,7 @@ class Database:
 
 
 def open_database(where: str | Path, key: bytes | str | Path | None, create: bool) -> Database:
-    """The store at this path or PostgreSQL address, made when there is none and `create` says so."""
+    """Open the store at this path or PostgreSQL address, made when there is none and `create` says so."""
     url = _address(where)
     if url.get_backend_name() != "sqlite":
         shown = shown_address(where)
@@ -188,7 +187,7 @@ def open_database(where: str | Path, key: bytes | str | Path | None, create: boo
 
 @contextmanager
 def in_words(name: str) -> Generator[None]:
-    """Failures of the database as one sentence each."""
+    """Raise failures of the database as one sentence each."""
     try:
         yield
     except exc.DBAPIError as error:
@@ -275,7 +274,7 @@ def _facts(connection: sa.Connection) -> dict[str, str]:
 
 
 def _insist(connection: sa.Connection) -> None:
-    """This transaction waits for the disk whatever the server's default, and not for ever for its turn."""
+    """Let this transaction wait for the disk whatever the server's default, and not for ever for its turn."""
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE_SECONDS}s'")
     if connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off":
         connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
@@ -378,30 +377,22 @@ def describe(key: Key, name: str, vault: LabelVault, budget: Budget, ids: Ids | 
 
 def dataset_line(key: Key, dataset: DataSet, head: str) -> dict[str, Any]:
     """Return the line of a data set whose last charge has the seal `head`."""
-    line = {
-        "name": dataset.name, "fingerprint": dataset.fingerprint, "num_rows": dataset.num_rows,
-        "num_classes": dataset.num_classes, "units": dataset.units, "grouping": dataset.grouping,
-        "epsilon": float(dataset.budget.epsilon), "delta": float(dataset.budget.delta), "created": dataset.created,
-        "created_by": dataset.created_by, "charges": dataset.charges, "head": head,
-        "bound": "ids" if dataset.bound else None, "begun": dataset.begun,
-    }  # fmt: skip
+    budget = {"epsilon": float(dataset.budget.epsilon), "delta": float(dataset.budget.delta)}
+    line = {**vars(dataset), **budget, "bound": "ids" if dataset.bound else None, "head": head}
+    del line["budget"]
     return {**line, "seal": _seal(key, line)}
 
 
 def read_dataset(key: Key, line: Line, store: str) -> DataSet:
     """Return the data set of a line; StoreError if the line is not as it was written."""
+    named = {each.name: line[each.name] for each in fields(DataSet) if each.name not in ("budget", "bound")}
     try:
-        dataset = DataSet(
-            line["name"], line["fingerprint"], line["num_rows"], line["num_classes"], line["units"], line["grouping"],
-            Budget(line["epsilon"], line["delta"]), line["created"], line["created_by"], line["charges"],
-            line["bound"] == "ids", line["begun"],
-        )  # fmt: skip
-        whole = dataset_line(key, dataset, line["head"])["seal"] == line["seal"]
+        dataset = DataSet(**named, budget=Budget(line["epsilon"], line["delta"]), bound=line["bound"] == "ids")
+        if dataset_line(key, dataset, line["head"])["seal"] == line["seal"]:
+            return dataset
     except (ValueError, TypeError):
-        whole, dataset = False, None
-    if dataset is None or not whole:
-        raise StoreError(tampered(str(line["name"]), store))
-    return dataset
+        pass
+    raise StoreError(tampered(str(line["name"]), store))
 
 
 def charge_line(
@@ -427,13 +418,33 @@ def read_charge(key: Key, line: Line, number: int, units: int, before: str) -> C
     return Charge(event_from_json(json.loads(line["event"])), line["times"], rows)
 
 
+def pack(rows: RowIndex | None, num_rows: int) -> bytes | None:
+    """Return row numbers in little space; they are public."""
+    if rows is None:
+        return None
+    mask = np.zeros(num_rows, dtype=bool)
+    mask[rows] = True
+    return zlib.compress(np.packbits(mask).tobytes())
+
+
+def unpack(packed: bytes | None, num_rows: int) -> RowIndex | None:
+    """Return what `pack` packed, when there may have been fewer rows; ValueError if it cannot be."""
+    if packed is None:
+        return None
+    try:
+        bits = np.frombuffer(zlib.decompress(packed), dtype=np.uint8)
+    except zlib.error:
+        raise ValueError("the rows cannot be read") from None
+    return np.flatnonzero(np.unpackbits(bits, count=num_rows))
+
+
 def sealed_line(key: Key, **line: Any) -> dict[str, Any]:
     """Return a line of ids or of begun queries, with its seal."""
     return {**line, "seal": _seal(key, line)}
 
 
 def whole_line(key: Key, line: Line, before: str = "") -> bool:
-    """Whether a line is as it was written."""
+    """Return whether a line is as it was written."""
     return _seal(key, {name: value for name, value in line.items() if name != "seal"}, before) == line["seal"]
 
 
@@ -467,14 +478,14 @@ def refuse_change(old: DataSet, new: DataSet) -> None:
 
 
 def checked_name(name: object) -> str:
-    """A name that a table can show."""
+    """Return a name that a table can show, or raise StoreError."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
         raise StoreError(f"name={name!r} does not name a data set; give a short text, say 'visits-2024'")
     return name
 
 
 def tampered(name: str, store: str) -> str:
-    """What is said of lines whose seals are not whole."""
+    """Return what is said of lines whose seals are not whole."""
     return (
         f"the budget of {name!r} in {store!r} was changed or damaged behind the library's back; restore the store from "
         "a backup before asking again"
@@ -482,7 +493,7 @@ def tampered(name: str, store: str) -> str:
 
 
 def user_name() -> str:
-    """Who runs this process."""
+    """Return who runs this process."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -490,7 +501,7 @@ def user_name() -> str:
 
 
 def now() -> str:
-    """The time in UTC."""
+    """Return the time in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -9,19 +9,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from labeldp.choosing import words
 from labeldp.choosing.predict import NEEDS_DELTA, Ranked, rank
-from labeldp.recipes.catalogue import BY_KEY, RECIPES, Recipe
-from labeldp.recipes.worth import MODALITIES, Case, crossing, moment_distance, moment_labels, response_labels
-from labeldp.results.words import at_most, odds_in_words
+from labeldp.recipes.catalogue import BY_KEY, RECIPES, Lazy, Recipe
+from labeldp.recipes.worth import (
+    MODALITIES,
+    Case,
+    crossing,
+    directions,
+    moment_distance,
+    moment_labels,
+    response_labels,
+)
+from labeldp.results.card import at_most, odds_in_words
 
 DEVICES = ("cpu", "cuda")
 # Responses of users beat gradients of users from about this ε per label on (Ghazi et al. 2024, Table 7).
 _RESPONSES_FROM = 1.5
 # Below this the accountant does not go; see `labeldp.core.accountant`.
 _SMALLEST_DELTA = 1e-12
+_FEATURES = {
+    "images": "labeldp.features.extract.Patches()",
+    "table": "labeldp.features.tables.Table()",
+    "text": "labeldp.features.extract.Raw()",
+    "embeddings": "labeldp.features.extract.Raw()",
+}
+# What a neighbouring data set differs in, and whose value stays uncertain.
+_PROTECTS = {
+    "label": ("the replacement of one label", "one label"),
+    "number": ("the replacement of one number", "one label"),
+    "user": ("all labels of one user together", "all labels of one user"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +53,7 @@ class Choice:
         reason: one sentence.
         ranking: all recipes, best first; those that cannot be used come last, with the obstacle.
         settings: where to start.
-        price: what is promised about a label, in words.
+        protects: what is protected as one.
         crossing: ε from which one response per row is worth more than one noisy moment; None where they do not cross.
         alike: the measured data sets it was compared on, nearest first.
         notes: what else to know.
@@ -45,14 +64,22 @@ class Choice:
     reason: str
     ranking: tuple[Ranked, ...]
     settings: Mapping[str, str | float | int] = field(hash=False)
-    price: str
+    protects: Literal["label", "number", "user"] = "label"
     crossing: float | None = None
     alike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def price(self) -> str:
+        """Return what is promised about a label, in words."""
+        epsilon, delta = float(self.settings["epsilon"]), float(self.settings["delta"])
+        what, of_what = _PROTECTS[self.protects]
+        promise = f"ε = {at_most(epsilon)}, δ = {at_most(delta, 3)}, for {what}. "
+        return promise + odds_in_words(epsilon, delta, of_what)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
-        return {**asdict(self), "settings": dict(self.settings)}
+        return {**asdict(self), "settings": dict(self.settings), "price": self.price}
 
 
 def choose(
@@ -91,8 +118,10 @@ def choose(
     >>> [choose(10_000, None, epsilon, modality="table").recipe for epsilon in (1.0, 8.0)]
     ['one_shot', 'binned_regression']
     """
-    _at_least(1, num_rows=num_rows, feature_dim=feature_dim, rows_per_user=rows_per_user)
-    _at_least(2, num_classes=num_classes)
+    counts = {"num_rows": (num_rows, 1), "feature_dim": (feature_dim, 1), "rows_per_user": (rows_per_user, 1)}
+    for name, (value, least) in {**counts, "num_classes": (num_classes, 2)}.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon={epsilon} must be above 0 and finite; 0.01 to 4 is usual")
     if not (delta == 0 or _SMALLEST_DELTA <= delta < 1):
@@ -116,52 +145,51 @@ def choose(
         return _for_numbers(case, epsilon, notes)
     if cap > 1:
         return _for_users(case, epsilon, cap, notes)
+    return _for_classes(case, epsilon, device, hours, notes)
+
+
+def _for_classes(case: Case, epsilon: float, device: str, hours: float, notes: tuple[str, ...]) -> Choice:
+    """Choose the recipe that the ranking has first, and name the best one that something stands in the way of."""
     ranking, alike = rank(case, epsilon, device, hours)
-    recipe = BY_KEY[ranking[0].recipe]
-    cross = crossing(num_rows, num_classes, delta, case.width) if delta > 0 else None
-    return Choice(
-        recipe=recipe.key,
-        call=recipe.call(),
-        reason=words.reason(ranking, case, epsilon, cross, alike),
-        ranking=ranking,
-        settings=words.settings(recipe, case, epsilon, device),
-        price=words.price(recipe, epsilon, delta),
-        crossing=cross,
-        alike=alike,
-        notes=(*notes, *_out_of_reach(ranking)),
+    best, recipe = ranking[0], BY_KEY[ranking[0].recipe]
+    cross = crossing(case.num_rows, case.num_classes, case.delta, case.width) if case.delta > 0 else None
+    moment, responses = _worths(case, epsilon)
+    if best.regret is None or best.accuracy is None:
+        soon = "" if best.seconds is None else f" in some {best.seconds:.2g} s on one core"
+        standing = f"is taken{soon}; nothing of this kind was compared, so this rests on such formulas, of which "
+        standing += "networks get a quarter: on parts of Adult they learnt far less than formulas say"
+    else:
+        left_out = any(one.obstacle for one in ranking)
+        far = "to be" if best.regret < 0.05 else f"within {best.regret:.1f} points of"
+        standing = f"is expected {far} the best{' that can be used here' if left_out else ''} on what is most like "
+        standing += f"this ({' and '.join(alike)})"
+    reason = (
+        f"At ε = {epsilon:g} one noisy sum over all {case.num_rows:,} labels is worth about {count(moment)} clean "
+        f"labels and one private response per row about {count(responses)}"
+        + ("" if cross is None else f" (they cross near ε = {cross:.2g})")
+        + f"; {recipe.key}, which {recipe.idea}, {standing}."
     )
-
-
-def _out_of_reach(ranking: tuple[Ranked, ...]) -> tuple[str, ...]:
-    """Name the best recipe that something stands in the way of, where it would be a point better."""
-    best = ranking[0].accuracy
-    if best is None:
-        return ()
-    blocked = [(one.accuracy - best, one) for one in ranking if one.obstacle and one.accuracy is not None]
-    gain, one = max(blocked, key=lambda pair: pair[0], default=(0.0, ranking[0]))
-    return (f"{one.recipe} could be {gain:.0f} points better, but {one.obstacle}.",) if gain >= 1 else ()
-
-
-# --- problems with few recipes ---------------------------------------------------------------------------------------
+    blocked = [(one.accuracy or 0.0, one) for one in ranking if one.obstacle and one.accuracy is not None]
+    value, one = max(blocked, key=lambda pair: pair[0], default=(0.0, best))
+    if best.accuracy is not None and value - best.accuracy >= 1:
+        notes = (*notes, f"{one.recipe} could be {value - best.accuracy:.0f} points better, but {one.obstacle}.")
+    settings = _settings(recipe, case, epsilon, device)
+    return Choice(recipe.key, recipe.call(), reason, ranking, settings, "label", cross, alike, notes)
 
 
 def _for_numbers(case: Case, epsilon: float, notes: tuple[str, ...]) -> Choice:
     """Choose the recipe whose query is worth more: one moment of all numbers, or one response per row."""
-    moment = moment_labels(case.num_rows, case.num_classes, moment_distance(case, epsilon), case.width)
-    responses = response_labels(case.num_rows, case.num_classes, epsilon)
+    moment, responses = _worths(case, epsilon)
     known = [recipe for recipe in RECIPES if recipe.numbers]
     ranking = [Ranked(recipe.key, responses if recipe.pure else moment) for recipe in known]
     ranking.sort(key=lambda one: -one.clean_labels)
     best = BY_KEY[ranking[0].recipe]
-    delta = 0.0 if best.pure else case.delta
     reason = (
         f"One noisy sum over all {case.num_rows:,} numbers is worth about {moment:,.0f} clean labels and one private "
         f"response per row about {responses:,.0f}, so {best.key} is taken; this rests on formulas alone."
     )
-    start = {"epsilon": epsilon, "delta": delta, **best.shown(case, epsilon)}
-    price = f"ε = {at_most(epsilon)}, δ = {at_most(delta, 3)}, for the replacement of one number. "
-    price += odds_in_words(epsilon, delta)
-    return Choice(best.key, best.call("numbers"), reason, tuple(ranking), start, price, notes=notes)
+    start = {"epsilon": epsilon, "delta": 0.0 if best.pure else case.delta, **best.shown(case, epsilon)}
+    return Choice(best.key, best.call("numbers"), reason, tuple(ranking), start, "number", notes=notes)
 
 
 def _for_users(case: Case, epsilon: float, cap: int, notes: tuple[str, ...]) -> Choice:
@@ -173,24 +201,55 @@ def _for_users(case: Case, epsilon: float, cap: int, notes: tuple[str, ...]) -> 
     responses = Ranked(one_by_one.key, response_labels(case.num_rows, case.num_classes, per_label))
     obstacle = "" if case.delta > 0 else NEEDS_DELTA
     gradients = Ranked(summed.key, 0.0, evidence="paper", obstacle=obstacle)
-    by_responses = per_label >= _RESPONSES_FROM or case.delta == 0
-    best, other = (responses, gradients) if by_responses else (gradients, responses)
-    recipe: Recipe = one_by_one if by_responses else summed
-    why = "enough for each response to carry something" if by_responses else "too little for single responses"
+    start: dict[str, str | float | int] = {"epsilon": epsilon, "delta": 0.0, "cap": cap}
+    if per_label >= _RESPONSES_FROM or case.delta == 0:
+        recipe, ranking = one_by_one, (responses, gradients)
+        why, how = "enough for each response to carry something", "releases one response of every kept row"
+    else:
+        recipe, ranking = summed, (gradients, responses)
+        why, how = "too little for single responses", "adds one clipped gradient per user"
+        start |= {"delta": case.delta, "epochs": 5}
     reason = (
-        f"With up to {cap} labels per user a response can have ε = {per_label:.2g} only, {why}, so {best.recipe}, "
-        + "which "
-        + ("releases one response of every kept row," if by_responses else "adds one clipped gradient per user,")
-        + " is expected to do best; in Ghazi et al. 2024, Table 7, the two change places between ε/k = 1 and 2.5."
+        f"With up to {cap} labels per user a response can have ε = {per_label:.2g} only, {why}, so {recipe.key}, which "
+        f"{how}, is expected to do best; in Ghazi et al. 2024, Table 7, the two change places between ε/k = 1 and 2.5."
     )
-    delta = 0.0 if by_responses else case.delta
-    start = {"epsilon": epsilon, "delta": delta, "cap": cap, **({} if by_responses else {"epochs": 5})}
-    price = f"ε = {at_most(epsilon)}, δ = {at_most(delta, 3)}, for all labels of one user together. "
-    price += odds_in_words(epsilon, delta, "all labels of one user")
-    return Choice(best.recipe, recipe.call(), reason, (best, other), start, price, notes=notes)
+    return Choice(recipe.key, recipe.call(), reason, ranking, start, "user", notes=notes)
 
 
-def _at_least(least: int, **numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+def _worths(case: Case, epsilon: float) -> tuple[float, float]:
+    """Return the clean labels that one moment of all rows is worth, and one response per row."""
+    moment = moment_labels(case.num_rows, case.num_classes, moment_distance(case, epsilon), case.width)
+    return moment, response_labels(case.num_rows, case.num_classes, epsilon)
+
+
+def _settings(recipe: Recipe, case: Case, epsilon: float, device: str) -> dict[str, str | float | int]:
+    """Return where to start: the recipe's defaults. What depends on the features is tuned on them, without labels."""
+    start: dict[str, str | float | int] = {"epsilon": epsilon, "delta": 0.0 if recipe.pure else case.delta}
+    own = {**recipe.settings(case, epsilon), **recipe.shown(case, epsilon)}
+    if recipe.kin == "moment" or "clusters" in own:
+        start["features"] = _FEATURES[case.modality]
+    if recipe.kin == "moment" and "clusters" not in own:
+        mu = moment_distance(case, epsilon)
+        if case.modality == "images" and device == "cuda":
+            start["better features"] = "labeldp.features.contrastive, where the GPU has half an hour to spare"
+        if not recipe.needs_delta:
+            if case.delta > 0:
+                start["noise multiplier"] = float(at_most(math.sqrt(2.0) / mu, 5))
+            start["rank"] = f"tuned; about {directions(case.num_rows, case.num_classes, mu, case.width):.0f}"
+    for name, value in own.items():
+        # Without the seed, and functions that `plan` need not show.
+        if name not in ("seed", "tune"):
+            joined = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            start[name] = str(joined) if isinstance(joined, Lazy) else joined
+    return start
+
+
+def count(labels: float) -> str:
+    """Return a number of labels to two digits.
+
+    >>> count(1362.2), count(6.7), count(0.0), count(43887)
+    ('1,400', '7', '0', '44,000')
+    """
+    if labels < 10:
+        return f"{labels:.0f}"
+    return f"{round(labels, 1 - math.floor(math.log10(labels))):,.0f}"

@@ -1,31 +1,27 @@
-"""Predict how well each recipe would do, from results on data sets alike, else from its worth in clean labels."""
+"""Rank recipes by what they are expected to reach: results on data sets alike, else their worth in clean labels.
+
+`measured.csv` has the results, made from experiments/results by `python -m experiments.choices`; the papers' figures
+stand in for recipes that have no result of ours on a data set. Between two results a recipe's accuracy is interpolated
+along its worth in clean labels per class (`labeldp.recipes.worth`), beyond them it is continued cautiously. A recipe
+without results gets what its kin learnt from labels of the same worth.
+"""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from statistics import median
 
-from labeldp.choosing.measured import Point, Reference, accuracy, along, labels_per_class, points, references
 from labeldp.recipes.catalogue import BY_KEY, RANKED, Recipe
 from labeldp.recipes.worth import Case
 
-# Log odds taken off a prediction for what it rests on, so that a guess does not beat a result by a hair.
-_CAUTION = {"measured": 0.0, "between results": 0.0, "beyond results": 0.1, "paper": 0.1, "formula": 0.3}
-_AMONG_KIN = 0.2
-# Log odds between what a network and a linear head learn from as many labels, on images. A student is in between.
-_GAP = {"head": 0.4, "student": 0.2, "net": 0.0}
-# An epoch of the small Inception network takes 1.3 s on an H200 and some 1,900 s on two (shared) CPU cores.
-_CPU_SLOWER = 1000.0
-# What counts of a formula's clean labels where a network learns from features as they are and nothing was compared: on
-# 200 to 10,000 rows of Adult, ε = 0.5 to 4, heads of one moment led networks that the formulas put before them.
-_OF_FORMULA = 0.25
-# Points lost that a simpler recipe is never chosen at, with room for what rounding and interpolation lose.
-_POINT = 0.9
-# Points by which a guess must be ahead of all results of ours to be put before them.
-_CLEARLY = 2.0
 NEEDS_DELTA = "needs delta > 0"
+_TEXT_IS = {"text": "embeddings"}
 
 
 @dataclass(frozen=True)
@@ -62,86 +58,123 @@ def rank(case: Case, epsilon: float, device: str, hours: float) -> tuple[tuple[R
     """
     found = references(case, device)
     if not found:
-        return _by_worth([_unmeasured(recipe, case, epsilon, device, hours) for recipe in RANKED]), ()
-    ranked = _compared(case, epsilon, device, hours, found)
+        return _by_worth(case, epsilon, device, hours), ()
+    ranked = _by_results(case, epsilon, device, hours, found)
     if all(one.obstacle for one in ranked):
         # Nothing is quick enough: what is best then, is best to know.
-        ranked = _compared(case, epsilon, device, math.inf, found)
-    return _simplest_first(ranked, 0.3), tuple(one.dataset for one in found)
+        ranked = _by_results(case, epsilon, device, math.inf, found)
+    order = sorted(ranked, key=lambda one: (bool(one.obstacle), one.regret, -(one.accuracy or 0.0)))
+    # The recipes are listed from simple to intricate. Being simple is never worth as much as a point.
+    least = order[0].regret or 0.0
+    limit = min(least + _AS_GOOD, max(least, _POINT))
+    first = next(one for one in ranked if not one.obstacle and (one.regret or 0.0) <= limit)
+    return (first, *(one for one in order if one is not first)), tuple(one.dataset for one in found)
+
+
+# --- results ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Expected:
-    """Percent expected of one recipe on one data set, and what that rests on."""
+class Point:
+    """One recipe on one data set at one ε: mean accuracy in percent over runs."""
 
-    value: float
-    evidence: str
+    dataset: str
+    case: Case
+    device: str
+    recipe: Recipe
+    epsilon: float
+    accuracy: float
+    runs: int
+    seconds: float | None
+    origin: str
+
+    @classmethod
+    def from_row(cls, row: dict[str, str]) -> Point:
+        """Read a row of the table."""
+        case = Case(int(row["rows"]), int(row["classes"]), int(row["features"]), row["modality"], float(row["delta"]))
+        seconds = float(row["seconds"]) if row["seconds"] else None
+        measured = float(row["epsilon"]), float(row["accuracy"]), int(row["runs"])
+        return cls(row["dataset"], case, row["device"], BY_KEY[row["recipe"]], *measured, seconds, row["origin"])
 
     @property
-    def backed(self) -> bool:
-        return self.evidence in ("measured", "between results")
+    def ours(self) -> bool:
+        """Return whether it is this library's own result, not a paper's."""
+        return self.origin == "ours"
 
 
-def _compared(case: Case, epsilon: float, device: str, hours: float, found: Sequence[Reference]) -> list[Ranked]:
-    blocked = [_obstacle(recipe, case, device, hours, found) for recipe in RANKED]
-    usable = [not obstacle for obstacle, _ in blocked]
-    # Data sets without a result of ours near this ε have a say only where none has one.
-    columns = [
-        _results_first([_expected(recipe, case, epsilon, one) for recipe in RANKED], usable) for one in found
-    ]  # fmt: skip
-    columns = [column for column in columns if any(one.backed for one in column)] or columns
-    best = [_top(column, usable) for column in columns]
-    ranked = []
-    for recipe, row, (obstacle, seconds) in zip(RANKED, zip(*columns, strict=True), blocked, strict=True):
-        mean = sum(one.value for one in row) / len(row)
-        regret = max(top - one.value for top, one in zip(best, row, strict=True))
-        evidence = max((one.evidence for one in row), key=list(_CAUTION).index)
-        ranked.append(Ranked(recipe.key, _worth(recipe, case, epsilon), mean, regret, evidence, seconds, obstacle))
-    return ranked
+@lru_cache(maxsize=1)
+def points() -> tuple[Point, ...]:
+    """Return everything in `measured.csv`."""
+    text = (files("labeldp.choosing") / "measured.csv").read_text(encoding="utf-8")
+    return tuple(map(Point.from_row, csv.DictReader(text.splitlines())))
 
 
-def _results_first(column: list[_Expected], usable: list[bool]) -> list[_Expected]:
-    """Put guesses that are hardly better than results of ours half a point behind them, where there are some."""
-    results = [one.value for one, free in zip(column, usable, strict=True) if free and one.backed]
-    if not results:
-        return column
-    best = max(results)
-    return [
-        _Expected(best - 0.5, one.evidence)
-        if free and not one.backed and best - 0.5 < one.value < best + _CLEARLY
-        else one
-        for one, free in zip(column, usable, strict=True)
-    ]
+@dataclass(frozen=True)
+class Reference:
+    """All that is known about one data set, for one device: accuracies of some recipes at some ε."""
+
+    dataset: str
+    case: Case
+    points: tuple[Point, ...]
+
+    @property
+    def ours(self) -> bool:
+        """Return whether any of it was measured by this library."""
+        return any(point.ours for point in self.points)
+
+    def curve(self, recipe: Recipe) -> tuple[Point, ...]:
+        """Return the points of one recipe, ε rising."""
+        return tuple(sorted((p for p in self.points if p.recipe is recipe), key=lambda point: point.epsilon))
 
 
-def _top(column: list[_Expected], usable: list[bool]) -> float:
-    """Return the best result of ours, else the best guess: one that is off must not blur the order of the results."""
-    free = [one for one, usable_too in zip(column, usable, strict=True) if usable_too]
-    results = [one.value for one in free if one.backed]
-    return max(results or [one.value for one in free], default=0.0)
+def references(case: Case, device: str) -> tuple[Reference, ...]:
+    """Return the data sets most like `case`, nearest first; empty where none of its kind was measured.
+
+    Alike means the same modality and, after that, about the same classes, features and rows. Papers count only where we
+    have nothing as near. Of each recipe the points of this device are kept, else of any: accuracy hardly depends on
+    where it was computed.
+    """
+    kind = _TEXT_IS.get(case.modality, case.modality)
+    found = []
+    for name in {p.dataset for p in points() if _TEXT_IS.get(p.case.modality, p.case.modality) == kind}:
+        mine = [p for p in points() if p.dataset == name]
+        there = {p.recipe.key for p in mine if p.device == device}
+        kept = tuple(p for p in mine if p.device == device or p.recipe.key not in there)
+        found.append(Reference(name, mine[0].case, kept))
+    if not found:
+        return ()
+    found.sort(key=lambda one: (unlikeness(case, one.case), one.dataset))
+    nearest = unlikeness(case, found[0].case)
+    near = [one for one in found if unlikeness(case, one.case) <= nearest + 0.5]
+    return tuple([one for one in near if one.ours] or near)
 
 
-def _by_worth(ranked: list[Ranked]) -> tuple[Ranked, ...]:
-    free = [one for one in ranked if not one.obstacle]
-    enough = max((_cautious_worth(one) for one in free), default=0.0) * 0.9
-    first = next((one for one in free if _cautious_worth(one) >= enough), ranked[0])
-    rest = sorted((r for r in ranked if r is not first), key=lambda r: (bool(r.obstacle), -_cautious_worth(r)))
-    return (first, *rest)
+def unlikeness(case: Case, other: Case) -> float:
+    """Return how unlike two problems are: one for a factor e in classes, half for features, a third for rows."""
+    apart = abs(math.log(case.num_classes / other.num_classes))
+    apart += abs(math.log(case.num_rows / other.num_rows)) / 3
+    if case.feature_dim is None or other.feature_dim is None:
+        return apart
+    return apart + abs(math.log(case.feature_dim / other.feature_dim)) / 2
 
 
-def _cautious_worth(one: Ranked) -> float:
-    """Return the clean labels, less what formulas overrate."""
-    return one.clean_labels * (1.0 if BY_KEY[one.recipe].learner == "head" else _OF_FORMULA)
+# --- from results to an expectation --------------------------------------------------------------------------------
+
+# Change of the log odds of being right (chance taken off) per factor e of clean labels, below and above what was
+# measured: below, steeper than any curve measured, because training breaks down there; above, flatter.
+_BELOW, _ABOVE = 0.6, 0.15
+# How far apart, in powers of e, two worths may be and still count as measured.
+_NEAR = 0.05
+# Log odds taken off a prediction for what it rests on, so that a guess does not beat a result by a hair.
+_CAUTION = {"measured": 0.0, "between results": 0.0, "beyond results": 0.1, "paper": 0.1, "formula": 0.3}
+_AMONG_KIN = 0.2
+# Log odds between what a network and a linear head learn from as many labels, on images. A student is in between.
+_GAP = {"head": 0.4, "student": 0.2, "net": 0.0}
 
 
-def _simplest_first(ranked: list[Ranked], slack: float) -> tuple[Ranked, ...]:
-    # The recipes are listed from simple to intricate.
-    order = sorted(ranked, key=lambda one: (bool(one.obstacle), one.regret, -(one.accuracy or 0.0)))
-    least = order[0].regret or 0.0
-    # Being simple is never worth as much as a point.
-    limit = min(least + slack, max(least, _POINT))
-    first = next(one for one in ranked if not one.obstacle and (one.regret or 0.0) <= limit)
-    return (first, *(one for one in order if one is not first))
+def labels_per_class(recipe: Recipe, case: Case, epsilon: float) -> float:
+    """Return the worth of a ranked recipe, in clean labels per class."""
+    return max(_worth(recipe, case, epsilon), 1e-9) / case.num_classes
 
 
 def _worth(recipe: Recipe, case: Case, epsilon: float) -> float:
@@ -149,84 +182,163 @@ def _worth(recipe: Recipe, case: Case, epsilon: float) -> float:
     return recipe.worth(case, epsilon)
 
 
-def _unmeasured(recipe: Recipe, case: Case, epsilon: float, device: str, hours: float) -> Ranked:
-    seconds = None
-    if case.modality == "table" and device == "cpu" and recipe.table_seconds is not None:
-        # Rough time on one core, where it was measured.
-        start, per_row = recipe.table_seconds
-        seconds = start + per_row * case.num_rows
-    obstacle = _out_of_place(recipe, case) or _too_long(seconds, hours)
-    return Ranked(recipe.key, _worth(recipe, case, epsilon), seconds=seconds, obstacle=obstacle)
+def along(curve: Iterable[Point], where: float) -> tuple[float, bool]:
+    """Return log odds at `where` clean labels per class on a curve, not empty, and whether they were measured."""
+    known = sorted((math.log(labels_per_class(p.recipe, p.case, p.epsilon)), log_odds(p)) for p in curve)
+    places, odds = [place for place, _ in known], [value for _, value in known]
+    at = math.log(where)
+    measured = any(abs(at - place) <= _NEAR for place in places)
+    if at <= places[0]:
+        return odds[0] - _BELOW * (places[0] - at), measured
+    if at >= places[-1]:
+        return odds[-1] + _ABOVE * (at - places[-1]), measured
+    right = bisect_left(places, at)
+    left = right - 1
+    part = (at - places[left]) / max(places[right] - places[left], 1e-12)
+    return odds[left] + part * (odds[right] - odds[left]), measured
 
 
-def _out_of_place(recipe: Recipe, case: Case) -> str:
-    """Return why it is not for such a problem, however long it may take; empty where it is."""
-    if recipe.needs_delta and case.delta == 0:
-        return NEEDS_DELTA
-    return f"was behind simpler recipes on data of the kind {case.modality}" if recipe.unfit == case.modality else ""
+def log_odds(point: Point) -> float:
+    """Return log(q/(1 − q)) of the share q of rows that are right beyond chance."""
+    chance = 1.0 / point.case.num_classes
+    share = (point.accuracy / 100 - chance) / (1 - chance)
+    share = min(max(share, 1e-3), 1 - 1e-4)
+    return math.log(share / (1 - share))
 
 
-def _too_long(seconds: float | None, hours: float) -> str:
-    if seconds is None or seconds <= 3600 * hours:
-        return ""
-    return f"trains too long: some {seconds / 3600:.0f} hours"
+def accuracy(odds: float, num_classes: int) -> float:
+    """Return log odds as percent, for K classes.
+
+    >>> round(accuracy(0.0, 2), 1), round(accuracy(50.0, 10), 1)
+    (75.0, 100.0)
+    """
+    share = 1.0 / (1.0 + math.exp(-max(min(odds, 500.0), -500.0)))
+    return 100.0 * (share + (1.0 - share) / num_classes)
 
 
-def _obstacle(
-    recipe: Recipe, case: Case, device: str, hours: float, found: Sequence[Reference]
-) -> tuple[str, float | None]:
-    """Return what stands in the way, in words, and the time to train where it was measured for this recipe."""
-    timed = [p for one in found for p in one.curve(recipe) if p.seconds is not None]
-    # Most networks take about as long as one another.
-    nets = [p for p in points() if p.seconds is not None and p.recipe.learner == "net"]
-    seconds = _seconds(recipe, case, device, timed or (nets if _trains_net(recipe, case) else []))
-    known = seconds if timed else None
-    if obstacle := _out_of_place(recipe, case):
-        return obstacle, known
-    slow = _too_long(seconds, hours)
-    return slow, seconds if slow else known
+@dataclass(frozen=True)
+class Expected:
+    """Percent expected of one recipe on one data set, and what that rests on."""
+
+    value: float
+    evidence: str
+
+    @property
+    def backed(self) -> bool:
+        """Return whether it is a result of ours, or between two."""
+        return self.evidence in ("measured", "between results")
 
 
-def _seconds(recipe: Recipe, case: Case, device: str, timed: Sequence[Point]) -> float | None:
-    """Scale times by rows; a network on a CPU takes about a thousand times as long, and a head was not compared."""
-    here = [p for p in timed if p.device == device]
-    elsewhere = [] if here or not _trains_net(recipe, case) else timed
-    slower = _CPU_SLOWER if device == "cpu" and elsewhere else 1.0
-    times = [slower * (p.seconds or 0.0) * case.num_rows / p.case.num_rows for p in here or elsewhere]
-    return median(times) if times else None
-
-
-def _trains_net(recipe: Recipe, case: Case) -> bool:
-    return recipe.learner in ("net", "student") and case.modality == "images"
-
-
-# --- one recipe on one data set -----------------------------------------------------------------------------------
-
-
-def _expected(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> _Expected:
+def expected(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> Expected:
     """Expect what was measured, carried over along the worth, less some caution; else what kin of the recipe reach."""
-    where = labels_per_class(recipe, case, epsilon)
-    curve = reference.curve(recipe)
-    if not curve:
-        return _Expected(accuracy(_guess(recipe, case, epsilon, reference), case.num_classes), "formula")
-    odds, measured = along(curve, where)
-    low, high = (labels_per_class(recipe, p.case, p.epsilon) for p in (curve[0], curve[-1]))
-    evidence = "measured" if measured else "between results" if low <= where <= high else "beyond results"
-    evidence = evidence if curve[0].ours else "paper"
-    return _Expected(accuracy(odds - _CAUTION[evidence], case.num_classes), evidence)
-
-
-def _guess(recipe: Recipe, case: Case, epsilon: float, reference: Reference) -> float:
-    """Guess log odds from what another recipe learnt from labels of the same worth, and how their learners differ."""
+    where, curve = labels_per_class(recipe, case, epsilon), reference.curve(recipe)
+    if curve:
+        odds, measured = along(curve, where)
+        low, high = (labels_per_class(recipe, p.case, p.epsilon) for p in (curve[0], curve[-1]))
+        evidence = "measured" if measured else "between results" if low <= where <= high else "beyond results"
+        evidence = evidence if curve[0].ours else "paper"
+        return Expected(accuracy(odds - _CAUTION[evidence], case.num_classes), evidence)
     # Whose curve stands in: the first of its kin that the data set has, else of those that stand in for any other.
     kin = [one for one in RANKED if one.kin == recipe.kin]
     listed = case.modality if any(case.modality in one.stands_in for one in RANKED) else ""
     standards = sorted((one for one in RANKED if listed in one.stands_in), key=lambda one: one.stands_in[listed])
     standard = next((one for one in (*kin, *standards) if reference.curve(one)), None)
-    curve = reference.curve(standard) if standard else reference.points
-    value, _ = along(curve, labels_per_class(recipe, case, epsilon))
+    odds, _ = along(reference.curve(standard) if standard else reference.points, where)
     if case.modality != "images" or standard is None:
         # On features that are learnt from as they are, the learners are alike, and a guess is as good as a paper.
-        return value - _CAUTION["paper"]
-    caution = _AMONG_KIN if standard.kin == recipe.kin else _CAUTION["formula"]
-    return value - _GAP[recipe.learner] + _GAP[standard.learner] - caution
+        odds -= _CAUTION["paper"]
+    else:
+        odds += _GAP[standard.learner] - _GAP[recipe.learner]
+        odds -= _AMONG_KIN if standard.kin == recipe.kin else _CAUTION["formula"]
+    return Expected(accuracy(odds, case.num_classes), "formula")
+
+
+# --- the order ----------------------------------------------------------------------------------------------------
+
+# Points within which the simpler of two recipes is taken, and which it never loses, with room for what rounding and
+# interpolation lose.
+_AS_GOOD, _POINT = 0.3, 0.9
+# Points by which a guess must be ahead of all results of ours to be put before them.
+_CLEARLY = 2.0
+# An epoch of the small Inception network takes 1.3 s on an H200 and some 1,900 s on two (shared) CPU cores.
+_CPU_SLOWER = 1000.0
+# What counts of a formula's clean labels where a network learns from features as they are and nothing was compared: on
+# 200 to 10,000 rows of Adult, ε = 0.5 to 4, heads of one moment led networks that the formulas put before them.
+_OF_FORMULA = 0.25
+
+
+def _by_results(case: Case, epsilon: float, device: str, hours: float, found: Sequence[Reference]) -> list[Ranked]:
+    """Return every recipe with what it is expected to reach on these data sets, in the catalogue's order."""
+    times = [_seconds(recipe, case, device, found) for recipe in RANKED]
+    obstacles = [_obstacle(recipe, case, time, hours) for recipe, (time, _) in zip(RANKED, times, strict=True)]
+    compared = []
+    for reference in found:
+        column = [expected(recipe, case, epsilon, reference) for recipe in RANKED]
+        free = [one for one, obstacle in zip(column, obstacles, strict=True) if not obstacle]
+        results = [one.value for one in free if one.backed]
+        # The best result of ours, else the best guess: one that is off must not blur the order of the results.
+        top = max(results or [one.value for one in free], default=0.0)
+        for place, one in enumerate(column):
+            hardly = results and not one.backed and top - 0.5 < one.value < top + _CLEARLY
+            if hardly and not obstacles[place]:
+                column[place] = Expected(top - 0.5, one.evidence)
+        compared.append((top, column))
+    # Data sets without a result of ours near this ε have a say only where none has one.
+    compared = [pair for pair in compared if any(one.backed for one in pair[1])] or compared
+    ranked = []
+    for place, (recipe, (time, own), obstacle) in enumerate(zip(RANKED, times, obstacles, strict=True)):
+        row = [(top, column[place]) for top, column in compared]
+        mean = sum(one.value for _, one in row) / len(row)
+        regret = max(top - one.value for top, one in row)
+        evidence = max((one.evidence for _, one in row), key=list(_CAUTION).index)
+        seconds = time if own or obstacle.startswith("trains") else None
+        ranked.append(Ranked(recipe.key, _worth(recipe, case, epsilon), mean, regret, evidence, seconds, obstacle))
+    return ranked
+
+
+def _by_worth(case: Case, epsilon: float, device: str, hours: float) -> tuple[Ranked, ...]:
+    """Return every recipe, most clean labels first, less what formulas overrate; the simpler one of two alike."""
+    ranked = []
+    for recipe in RANKED:
+        seconds = None
+        if case.modality == "table" and device == "cpu" and recipe.table_seconds is not None:
+            # Rough time on one core, where it was measured.
+            start, per_row = recipe.table_seconds
+            seconds = start + per_row * case.num_rows
+        obstacle = _obstacle(recipe, case, seconds, hours)
+        ranked.append(Ranked(recipe.key, _worth(recipe, case, epsilon), seconds=seconds, obstacle=obstacle))
+    worth = {r.recipe: r.clean_labels * (1.0 if BY_KEY[r.recipe].learner == "head" else _OF_FORMULA) for r in ranked}
+    free = [one for one in ranked if not one.obstacle]
+    enough = max((worth[one.recipe] for one in free), default=0.0) * 0.9
+    first = next((one for one in free if worth[one.recipe] >= enough), ranked[0])
+    rest = sorted((one for one in ranked if one is not first), key=lambda r: (bool(r.obstacle), -worth[r.recipe]))
+    return (first, *rest)
+
+
+def _obstacle(recipe: Recipe, case: Case, seconds: float | None, hours: float) -> str:
+    """Return what stands in the way, in words; empty where nothing does."""
+    if recipe.needs_delta and case.delta == 0:
+        return NEEDS_DELTA
+    if recipe.unfit == case.modality:
+        return f"was behind simpler recipes on data of the kind {case.modality}"
+    if seconds is None or seconds <= 3600 * hours:
+        return ""
+    return f"trains too long: some {seconds / 3600:.0f} hours"
+
+
+def _seconds(recipe: Recipe, case: Case, device: str, found: Sequence[Reference]) -> tuple[float | None, bool]:
+    """Return the time to train, scaled by rows, and whether it was measured for this recipe.
+
+    A network on a CPU takes about a thousand times as long as on a GPU; a head was not compared.
+    """
+    trains_net = recipe.learner in ("net", "student") and case.modality == "images"
+    timed = [p for one in found for p in one.curve(recipe) if p.seconds is not None]
+    own = bool(timed)
+    if not own and trains_net:
+        # Most networks take about as long as one another on a GPU; those that were timed on a CPU are small.
+        timed = [p for p in points() if p.seconds is not None and p.recipe.learner == "net" and p.device == "cuda"]
+    here = [p for p in timed if p.device == device]
+    elsewhere = [] if here or not trains_net else timed
+    slower = _CPU_SLOWER if device == "cpu" and elsewhere else 1.0
+    times = [slower * (p.seconds or 0.0) * case.num_rows / p.case.num_rows for p in here or elsewhere]
+    return (median(times) if times else None), own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -33,13 +32,18 @@ def public_shape(path: Path, label: str, delimiter: str | None = None) -> Shape:
     Shape(num_rows=32561, columns=14, feature_dim=134)
     """
     if path.suffix.lower() in (".csv", ".tsv", ".txt"):
-        return _csv_shape(path, label, delimiter)
-    if delimiter is not None:
+        num_rows, widths = _csv_size(path, label, checked_delimiter(delimiter, path))
+    elif delimiter is not None:
         raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
-    return _parquet_shape(path, label)
+    else:
+        num_rows, widths = _parquet_size(path, label)
+    if num_rows == 0 or not widths:
+        raise TableError(f"the table has {num_rows} rows and {len(widths)} public columns; there is nothing to plan")
+    return Shape(num_rows, len(widths), sum(widths))
 
 
-def _parquet_shape(path: Path, label: str) -> Shape:
+def _parquet_size(path: Path, label: str) -> tuple[int, list[int]]:
+    """Return rows, and numbers per row of each public column, by the types in the footer."""
     try:
         file = parquet.opened(path)
     except (pa.ArrowException, UnicodeError) as error:
@@ -47,52 +51,43 @@ def _parquet_shape(path: Path, label: str) -> Shape:
         kind = type(error).__name__
     else:
         with file:
-            schema = file.schema_arrow
-            _check_there(label, schema.names)
-            widths = [_numbers(schema.field(name).type) for name in schema.names if name != label]
-            return _shape(file.metadata.num_rows, widths)
+            schema, widths = file.schema_arrow, []
+            check_column(label, schema.names)
+            for column in (schema.field(name).type for name in schema.names if name != label):
+                plain = pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_decimal(column)
+                plain = plain or pa.types.is_boolean(column) or pa.types.is_temporal(column)
+                listed = pa.types.is_fixed_size_list(column)
+                widths.append(column.list_size if listed else 1 if plain else _PER_CATEGORY)
+            return file.metadata.num_rows, widths
     raise TableError(f"source={str(path)!r} cannot be read as Parquet ({kind}); is it a Parquet or CSV file?")
 
 
-def _numbers(kind: Any) -> int:
-    if pa.types.is_fixed_size_list(kind):
-        return kind.list_size
-    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return 1 if plain or pa.types.is_boolean(kind) or pa.types.is_temporal(kind) else _PER_CATEGORY
-
-
-def _csv_shape(path: Path, label: str, delimiter: str | None) -> Shape:
-    separator = checked_delimiter(delimiter, path)
+def _csv_size(path: Path, label: str, separator: bytes) -> tuple[int, list[int]]:
+    """Return rows, and numbers per row of each public column, by the first row: one for a number, else a category."""
     with path.open("rb") as file:
-        header = read_header(file, separator)
-        names = [cell.decode(errors="replace") for cell in header.cells]
-        _check_there(label, names)
+        names = [cell.decode(errors="replace") for cell in read_header(file, separator).cells]
+        check_column(label, names)
         rows, widths = 0, [1] * (len(names) - 1)
         for part in scan(file, separator, len(names)):
             if not isinstance(part, Records):
                 continue
             if rows == 0 and len(part):
-                widths = [_cell_numbers(part, place) for place in range(len(names)) if place != names.index(label)]
+                public = [part.spans(place) for place in range(len(names)) if place != names.index(label)]
+                first = [part.data[starts[0] : stops[0]] for starts, stops in public]
+                widths = [1 if _is_number(cell) else _PER_CATEGORY for cell in first]
             rows += len(part)
-        return _shape(rows, widths)
+        return rows, widths
 
 
-def _cell_numbers(records: Records, column: int) -> int:
-    """Return how many numbers a column makes, by its first row: one for a number, more for a category."""
-    starts, stops = records.spans(column)
+def _is_number(cell: bytes) -> bool:
     try:
-        float(records.data[starts[0] : stops[0]] or b"0")
+        float(cell or b"0")
     except ValueError:
-        return _PER_CATEGORY
-    return 1
+        return False
+    return True
 
 
-def _shape(num_rows: int, widths: list[int]) -> Shape:
-    if num_rows == 0 or not widths:
-        raise TableError(f"the table has {num_rows} rows and {len(widths)} public columns; there is nothing to plan")
-    return Shape(num_rows, len(widths), sum(widths))
-
-
-def _check_there(label: str, names: list[str]) -> None:
+def check_column(label: str, names: list[str]) -> None:
+    """Raise TableError unless the table has one column of this name."""
     if names.count(label) != 1:
         raise TableError(f"label: there is no single column {label!r}; {column_advice(label, names)}")

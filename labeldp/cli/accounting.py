@@ -1,4 +1,4 @@
-"""`labeldp epsilon` and `labeldp calibrate`: from queries to their price, and back."""
+"""Run `labeldp epsilon` and `labeldp calibrate`: from queries to their price, and back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def epsilon(
     batches: str | None,
     as_json: bool,
 ) -> None:
-    """What a planned release costs, exactly, when one label is replaced.
+    """Print what a planned release costs, exactly, when one label is replaced.
 
     A replaced label moves a sum of vectors clipped at norm C by up to 2C; the noise multiplier is still
     noise std ÷ C.
@@ -80,7 +80,7 @@ def epsilon(
 def calibrate(
     target: float, delta: float, steps: int | None, rate: float | None, batches: str | None, as_json: bool
 ) -> None:
-    """The least noise that keeps T noisy sums within (epsilon, delta), re-checked by the accountant.
+    """Find the least noise that keeps T noisy sums within (epsilon, delta), re-checked by the accountant.
 
     \b
     labeldp calibrate --epsilon 1 --delta 1e-5 --steps 293 --rate 0.0171
@@ -101,7 +101,7 @@ def _print_cost(spent: float, delta: float, multiplier: float | None, accountant
         cost = {"epsilon": stated, "delta": delta, "noise_multiplier": multiplier, "accountant": accountant}
         click.echo(json.dumps(cost))
         return
-    from labeldp.results.words import at_most, odds_in_words
+    from labeldp.results.card import at_most, odds_in_words
 
     click.echo(f"epsilon           {at_most(spent)}\ndelta             {at_most(delta)}")
     if multiplier is not None:

@@ -6,37 +6,26 @@ and nothing written.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import signal
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import click
 
 from labeldp.cli.accounting import calibrate, epsilon
 from labeldp.cli.audit import audit
-from labeldp.cli.budget import BESIDE, account_of, budget
-from labeldp.cli.keys import keys, put_signature, signing_key, with_signature
-from labeldp.cli.options import EPSILON, Refusal, declared, delimiter_of, names_in, refuse_idle, takes_config, with_rows
+from labeldp.cli.budget import budget
+from labeldp.cli.demo import demo
+from labeldp.cli.keys import keys
+from labeldp.cli.options import OptionError, Refusal, takes_config
 from labeldp.cli.plan import plan
-from labeldp.cli.predict import completion, predict
+from labeldp.cli.predict import predict
+from labeldp.cli.privatize import privatize
 from labeldp.cli.report import report
 from labeldp.cli.reproduce import reproduce_table
 from labeldp.cli.train import train
 from labeldp.cli.verify import verify
-
-if TYPE_CHECKING:
-    from labeldp.core.certificate import Certificate
-    from labeldp.data.request import Report
-
-
-MECHANISMS = ("randomized-response", "prior-response", "top-k-response", "bit-flip", "laplace-one-hot")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -49,209 +38,59 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `labeldp` command."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(_run(arguments))
+    """Run the `labeldp` command and end the process; a termination counts as an interruption."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(run(arguments))
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code; whatever goes wrong is one sentence on stderr."""
     try:
         # Outside of standalone mode click hands back the code of an early exit, and None otherwise.
         return cli.main(args=arguments, prog_name="labeldp", standalone_mode=False) or 0
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "labeldp"
+        sentence = f"{' '.join(error.format_message().split()).rstrip('.')} (see: {where} --help)"
     except click.ClickException as error:
-        return _shown(error)
+        error.show()
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; nothing was written (a charge already made stays in its journal or store)")
+        sentence = "interrupted; nothing was written (a charge already made stays in its journal or store)"
     except ValueError as error:
-        return _say(str(error))
+        sentence = str(error)
     except OSError as error:
-        return _say(f"{error.filename or 'the system'}: {error.strerror or type(error).__name__}")
+        sentence = f"{error.filename or 'the system'}: {error.strerror or type(error).__name__}"
     except Exception as error:
         if os.environ.get("LABELDP_DEBUG"):
             raise
-        return _say(
+        sentence = (
             f"unexpected {type(error).__name__}; its message is withheld because it could quote a label "
             "(set LABELDP_DEBUG=1 to see it). Nothing was written"
         )
-
-
-def _shown(error: click.ClickException) -> int:
-    """Misused options in one sentence, too."""
-    if isinstance(error, click.UsageError):
-        where = error.ctx.command_path if error.ctx else "labeldp"
-        return _say(f"{' '.join(error.format_message().split()).rstrip('.')} (see: {where} --help)")
-    error.show()
-    return error.exit_code
-
-
-def _say(sentence: str) -> int:
     click.echo(f"labeldp: {sentence}", err=True)
     return Refusal.exit_code
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-@cli.command()
-@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
-@click.option("--label", required=True, help="The column to privatize.")
-@click.option("--classes", help="All classes the label can take, comma-separated, in the order to use.")
-@click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
-@click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file to write.")
-@click.option("--mechanism", type=click.Choice(MECHANISMS), help="Default: randomized-response, or prior-response "
-              "when prior columns are given.")  # fmt: skip
-@click.option("--prior-columns", help="Columns with each row's public guess, one per class, comma-separated.")
-@click.option("--k", type=click.IntRange(1), help="Size of the response set of top-k-response.")
-@with_rows
-@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
-@click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
-@click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
-@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.  [default: "
-              "LABELDP_STORE, else budgets.db beside IN]")  # fmt: skip
-@click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
-@click.option("--insecure-seed", type=int, help="Noise from a seed: for tests only, marked in the certificate.")
-@with_signature
-@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
-@click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
-def privatize(
-    source: Path,
-    label: str,
-    classes: str | None,
-    epsilon: float,
-    target: Path,
-    mechanism: str | None,
-    prior_columns: str | None,
-    k: int | None,
-    user: str | None,
-    id_column: str | None,
-    delimiter: str | None,
-    journal: Path | None,
-    budget: float | None,
-    store: str | None,
-    key: Path | None,
-    insecure_seed: int | None,
-    sign: Path | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Replace a label column by a private one and write a certificate beside it.
-
-    Works on Parquet and CSV in a stream; all other columns and the row order stay as they are. The output may
-    be given to anyone: epsilon holds whatever they do with it. Spending adds up over releases of the same
-    column, so keep a --journal, or give the column a budget in a --store that all its users share.
-
-    \b
-    labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\
-        --epsilon 1 --out private.parquet
-    """
-    from labeldp.data import tables
-
-    delimiter = delimiter_of(delimiter)
-    signer = signing_key(sign, target)
-    names = declared(classes)
-    if store is not None:
-        refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
-    charged: Any
-    if journal is not None or budget is not None:
-        refuse_idle("--journal", key=key, id=id_column)
-        charged = _journal(journal, budget, user is not None)
-        if "LABELDP_STORE" in os.environ or source.with_name(BESIDE).is_file():
-            click.echo("--journal is charged, and no store: neither LABELDP_STORE nor one beside the table", err=True)
-    else:
-        # A store knows users by the ids of users, and rows by those of rows.
-        known_by, note = user if user and id_column else id_column, f"privatize into {target.name}"
-        charged = account_of(source, label, names, delimiter, store, key, note, known_by, user)
-        if charged is None:
-            refuse_idle("a run without --store", key=key, id=id_column)
-    priors, rng = names_in(prior_columns), _noise(insecure_seed)
-    with _progress(source.name, quiet or as_json) as report:
-        certificate = tables.privatize(
-            source, target, label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
-            prior_columns=priors, users=user, delimiter=delimiter, journal=charged, rng=rng, report=report,
-        )  # fmt: skip
-    put_signature(target, signer)
-    if as_json:
-        click.echo(json.dumps(certificate.to_json()))
-    elif not quiet:
-        click.echo(_summary(certificate, target))
-
-
-def _journal(path: Path | None, budget: float | None, of_users: bool) -> Any:
-    from labeldp.budgets.journal import Journal
-    from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget
-
-    if path is None:
-        if budget is not None:
-            raise Refusal("--budget needs --journal FILE: without a file there is nothing to remember it")
-        return None
-    journal = Journal.open(path, None if budget is None else Budget(budget), unit=ONE_USER if of_users else ONE_LABEL)
-    if not journal.sealed:
-        click.echo(f"{path.name} is of the first version and not sealed: a line changed by hand would count", err=True)
-    return journal
-
-
-def _noise(seed: int | None) -> Any:
-    from labeldp.core.random import SecureRandom
-
-    return SecureRandom(seed)
-
-
-@contextmanager
-def _progress(what: str, silent: bool) -> Generator[Report | None]:
-    """A progress bar on stderr, or nothing."""
-    if silent:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[rows]:,} rows"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=1.0, rows=0)
-        yield lambda rows, fraction: bar.update(task, completed=fraction, rows=rows)
-
-
-def _summary(certificate: Certificate, target: Path) -> str:
-    from labeldp.core.ledger import ONE_LABEL
-    from labeldp.data.tables import certificate_path
-    from labeldp.results.words import at_most, odds_in_words
-
-    counted = f"{sum(group.rows for group in certificate.groups):,}"
-    what = f"{counted} labels" if certificate.unit == ONE_LABEL else f"the labels of {counted} users"
-    channel = (certificate.release or {})["mechanism"]
-    lines = [
-        f"{target}: {what} privatized by {channel['mechanism']} at epsilon {at_most(certificate.epsilon)}.",
-        odds_in_words(certificate.epsilon, certificate.delta, certificate.unit.protects),
-    ]
-    if channel["mechanism"] == "randomized-response":
-        kept = 1 / (1 + (channel["num_classes"] - 1) * math.exp(-channel["epsilon"]))
-        lines.append(f"Each label was kept with probability {kept:.1%}; {1 - kept:.1%} are random other classes.")
-    if certificate.seeded:
-        lines.append("NOT PRIVATE: the noise came from --insecure-seed, so the certificate will not verify.")
-    return "\n".join([*lines, f"Check it with: labeldp verify {certificate_path(target)}"])
-
-
-@cli.command()
-@click.option("--out", "folder", default="labeldp-demo", show_default=True, type=click.Path(path_type=Path),
-              help="Where to write the model and its report.")  # fmt: skip
-@click.option("--epsilon", type=EPSILON, default=1.0, show_default=True)
-def demo(folder: Path, epsilon: float) -> None:
-    """Train on a bundled real table (Adult census income), beside models without privacy; verify the result."""
-    from labeldp.cli.demo import run_demo
-    from labeldp.cli.train import check_device, needed_training
-
-    check_device("cpu")
-    needed_training()
-    run_demo(folder, epsilon, click.echo)
-
-
-# --- commands in files of their own -----------------------------------------------------------------------------
-
-for _command in (epsilon, calibrate, plan, train, predict, verify, report, keys, budget, audit, reproduce_table):
+for _command in (
+    privatize, epsilon, calibrate, plan, train, predict, verify, report, keys, budget, audit, reproduce_table, demo
+):  # fmt: skip
     cli.add_command(_command)
 takes_config(cli)
-cli.add_command(completion)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that lets a shell complete labeldp's commands and options.
+
+    \b
+    eval "$(labeldp completion bash)"                                  # in ~/.bashrc; zsh alike
+    labeldp completion fish > ~/.config/fish/completions/labeldp.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    if script is None:
+        raise OptionError(f"shell={shell!r} is not known here")
+    click.echo(script(ctx.find_root().command, {}, "labeldp", "_LABELDP_COMPLETE").source())

@@ -1,17 +1,13 @@
-"""`labeldp audit`: a lower bound on epsilon beside the claim."""
+"""Run `labeldp audit`: a lower bound on epsilon beside the claim."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from labeldp.cli.options import Refusal, delimiter_of, refuse_idle
-
-if TYPE_CHECKING:
-    from labeldp.audit.result import AuditResult
+from labeldp.cli.options import Refusal, check_device, delimiter_of, refuse_idle
 
 
 @click.command()
@@ -64,7 +60,6 @@ def audit(
     labeldp audit private.parquet --labels patients.parquet
     labeldp audit --recipe dp-sgd --epsilon 1
     """
-
     if show_list:
         from labeldp.audit.selftest import subjects
 
@@ -76,60 +71,31 @@ def audit(
         )
     if private is not None and private.is_dir():
         refuse_idle("a folder", labels=original, candidates=candidates, epsilon=epsilon, delta=delta)
-        found = _of_folder(private, table, rows, delimiter, device or "cpu", confidence, as_json)
+        from labeldp.audit.folders import audit_folder, keep_audit
+
+        device = device or "cpu"
+        check_device(device)
+        audited = audit_folder(private, table, canaries=rows, delimiter=delimiter, device=device, confidence=confidence)
+        found, printed = audited.result, audited.to_json()
+        verdict = f"{audited.verdict}\nKept in {keep_audit(audited, private)}; see it with: labeldp report {private}"
     elif private is not None:
         refuse_idle("a file", epsilon=epsilon, delta=delta, rows=rows, table=table, device=device)
-        found = _shown(_of_file(private, original, candidates, delimiter, confidence), as_json)
+        from labeldp.audit.responses import audit_table
+
+        if original is None:
+            raise Refusal("--labels is missing: give the file with the true labels that the private one was made of")
+        how = {"candidates": candidates or 2, "confidence": confidence, "delimiter": delimiter_of(delimiter)}
+        found = audit_table(private, original, **how)
+        printed, verdict = found.to_json(), found.verdict
     else:
         given = {"labels": original, "candidates": candidates, "delimiter": delimiter, "table": table}
         refuse_idle("--recipe", **given, device=device)
-        found = _shown(_of_recipe(str(recipe), epsilon, delta, rows, confidence), as_json)
+        from labeldp.audit.selftest import self_test
+
+        if epsilon is None:
+            raise Refusal("--epsilon is missing: give what the recipe must stay within, say 1")
+        found = self_test(str(recipe), epsilon, delta, rows=rows, confidence=confidence)
+        printed, verdict = found.to_json(), found.verdict
+    click.echo(json.dumps(printed) if as_json else verdict)
     if found.contradicts:
         raise click.exceptions.Exit(1)
-
-
-def _shown(result: AuditResult, as_json: bool) -> AuditResult:
-    click.echo(json.dumps(result.to_json()) if as_json else result.verdict)
-    return result
-
-
-def _of_folder(
-    folder: Path,
-    table: str | None,
-    rows: int | None,
-    delimiter: str | None,
-    device: str,
-    confidence: float,
-    as_json: bool,
-) -> AuditResult:
-    """Audit, keep the result beside the model, and say it."""
-    from labeldp.audit.folders import audit_folder, keep_audit
-    from labeldp.cli.train import check_device
-
-    check_device(device)
-    found = audit_folder(folder, table, canaries=rows, delimiter=delimiter, device=device, confidence=confidence)
-    kept = keep_audit(found, folder)
-    verdict = f"{found.verdict}\nKept in {kept}; see it with: labeldp report {folder}"
-    click.echo(json.dumps(found.to_json()) if as_json else verdict)
-    return found.result
-
-
-def _of_file(
-    private: Path, original: Path | None, candidates: int | None, delimiter: str | None, confidence: float
-) -> AuditResult:
-    from labeldp.audit.responses import audit_table
-
-    if original is None:
-        raise Refusal("--labels is missing: give the file with the true labels that the private one was made of")
-    delimiter = delimiter_of(delimiter)
-    return audit_table(private, original, candidates=candidates or 2, confidence=confidence, delimiter=delimiter)
-
-
-def _of_recipe(
-    recipe: str, epsilon: float | None, delta: float | None, rows: int | None, confidence: float
-) -> AuditResult:
-    from labeldp.audit.selftest import self_test
-
-    if epsilon is None:
-        raise Refusal("--epsilon is missing: give what the recipe must stay within, say 1")
-    return self_test(recipe, epsilon, delta, rows=rows, confidence=confidence)

@@ -1,4 +1,4 @@
-"""`labeldp budget`: budgets of data sets, kept in a file or a database."""
+"""Run `labeldp budget`: budgets of data sets, kept in a file or a database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.budgets.address import shown_address
+from labeldp.budgets.keys import shown_address
 from labeldp.cli.keys import put_signature, signing_key, with_signature
 from labeldp.cli.options import OptionError, check_range, declared, delimiter_of
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from labeldp.budgets.tables import DataSet, Entry
     from labeldp.core.vault import LabelVault
 
-# The name that a store has where nothing else is said.
+# The name of a store where none is given.
 BESIDE = "budgets.db"
 
 
 def with_store(command: Any) -> Any:
-    """The options that say which store is meant."""
+    """Add the options that say which store is meant."""
     where = click.option(
         "--store", "where", envvar="LABELDP_STORE", default=BESIDE, show_default=True, show_envvar=True,
         help="A file, or postgresql://user@host/database.",
@@ -39,7 +39,7 @@ def with_store(command: Any) -> Any:
 
 @click.group()
 def budget() -> None:
-    """Budgets that outlive a process: what may be spent on a data set's labels, and what was.
+    """Keep budgets that outlive a process: what may be spent on a data set's labels, and what was.
 
     A data set is known by a keyed hash of its labels, never by the labels. A query is written down before it is run,
     by however many processes and people: together they cannot overspend.
@@ -120,7 +120,7 @@ def create(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 @with_store
 def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
-    """What may be spent on each data set, and what was (on NAME alone, if given)."""
+    """Show what may be spent on each data set, and what was (on NAME alone, if given)."""
     store = store_class().open(where, key=key, create=False)
     kept = store.datasets() if name is None else (store.dataset(name),)
     if as_json:
@@ -144,7 +144,7 @@ def history(name: str, as_json: bool, out: Path | None, sign: Path | None, where
     store = store_class().open(where, key=key, create=False)
     entries = store.history(name)
     if out is not None:
-        from labeldp.results.history import write_history
+        from labeldp.results.verify import write_history
 
         kept, charges = _dataset_values(store, store.dataset(name)), [_entry_values(entry) for entry in entries]
         write_history(out, {"store": shown_address(where), "dataset": kept, "charges": charges})
@@ -175,7 +175,7 @@ def store_of(
 ) -> BudgetStore | None:
     """Return the store that a command charges for these labels: --store, LABELDP_STORE, or budgets.db beside the table.
 
-    None where there is none. One that lies beside the table and does not know the labels is left out, and that is said.
+    None where there is none. One that lies beside the table and does not know the labels is left out, with a message.
     """
     named = where or os.environ.get("LABELDP_STORE")
     beside = Path(table).with_name(BESIDE)
@@ -231,7 +231,7 @@ def _check_id(id_column: str | None, label: str) -> None:
 
 
 def store_class() -> type[BudgetStore]:
-    """`BudgetStore`, or what to install for it."""
+    """Return `BudgetStore`, or say what to install for it."""
     try:
         from labeldp.budgets.store import BudgetStore
     except ImportError as error:
@@ -247,7 +247,7 @@ def _described(kept: DataSet) -> str:
 
 
 def _dataset_words(store: BudgetStore, kept: DataSet) -> str:
-    from labeldp.results.words import at_most
+    from labeldp.results.card import at_most
 
     spent, charges = at_most(store.epsilon(kept.name)), f"{kept.charges} charge{'' if kept.charges == 1 else 's'}"
     return (
@@ -267,7 +267,7 @@ def _dataset_values(store: BudgetStore, kept: DataSet) -> dict[str, Any]:
 
 
 def _entry_words(entry: Entry) -> str:
-    from labeldp.results.words import at_most
+    from labeldp.results.card import at_most
 
     who = f"{entry.who}@{entry.host}" if entry.host else entry.who
     query = f"{entry.times} × {entry.event} at {entry.rows:,} rows"

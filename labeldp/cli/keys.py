@@ -1,4 +1,4 @@
-"""`labeldp keys`: make a key to sign with, show its public half, sign what is there already."""
+"""Run `labeldp keys`: make a key to sign with, show its public half, sign what is there already."""
 
 from __future__ import annotations
 

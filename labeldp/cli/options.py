@@ -1,4 +1,4 @@
-"""What commands share: options from a file (`--config run.toml`), lists of names, privacy parameters."""
+"""What commands share: kinds of options, options from a file (`--config run.toml`), and what they refuse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Names(click.ParamType):
     name = "names"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names in order."""
+        """Return the names in order."""
         if isinstance(value, str):
             return tuple(names_in(value))
         return tuple(str(name) for name in value)
@@ -61,7 +61,7 @@ class Amount(click.ParamType):
         self._what, self._advice, self._below, self._zero = what, advice, below, zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, or OptionError."""
+        """Return the number, or raise OptionError."""
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -72,12 +72,12 @@ class Amount(click.ParamType):
 
 
 def delimiter_of(given: str | None) -> str | None:
-    """A tab may be typed as \\t."""
+    """Return the delimiter; a tab may be typed as \\t."""
     return "\t" if given == r"\t" else given
 
 
 def check_range(bounds: tuple[float, float]) -> None:
-    """OptionError unless it is one."""
+    """Raise OptionError unless these are a range."""
     if not all(map(math.isfinite, bounds)) or not bounds[0] < bounds[1]:
         raise OptionError(f"--range {bounds[0]:g} {bounds[1]:g} is no range; give two numbers, the smaller one first")
 
@@ -108,19 +108,17 @@ def takes_config(command: click.Command) -> None:
 
 
 def option_values(ctx: click.Context, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Every option of a running command as it was resolved, by the names a config file uses; None is left out."""
-    values = {key: ctx.params.get(param.name or "") for key, param in _keys(ctx.command).items() if key not in without}
-    return {key: _plain(value) for key, value in values.items() if value not in (None, ())}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    """Return every option of a command as it was resolved, by the names a config file uses; None is left out."""
+    values: dict[str, Any] = {}
+    for key, param in _keys(ctx.command).items():
+        value = ctx.params.get(param.name or "")
+        if key not in without and value not in (None, ()):
+            values[key] = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+    return values
 
 
 def _keys(command: click.Command) -> dict[str, click.Parameter]:
-    """What each parameter is called in a config file: its long option without the dashes."""
+    """Return what each parameter is called in a config file: its long option without the dashes."""
     shown = [param for param in command.params if param.expose_value]
     return {max(param.opts, key=len).lstrip("-"): param for param in shown}
 
@@ -132,7 +130,9 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
     options = _table(path, name)
     for key, value in options.items():
         if key not in keys:
-            raise OptionError(f"{path.name}: {_unknown(key, list(keys))} in [{name}]")
+            near = difflib.get_close_matches(key, list(keys), 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(keys))}"
+            raise OptionError(f"{path.name}: there is no option {key!r}; {advice} in [{name}]")
         _check_value(f"{path.name}: {key}", value, keys[key])
     # A result's config has the home folder as ~, since its name is a user's.
     paths = {key: os.path.expanduser(value) for key, value in options.items() if str(value).startswith("~/")}
@@ -168,12 +168,6 @@ def _table(path: Path, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _unknown(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1)
-    advice = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}"
-    return f"there is no option {key!r}; {advice}"
-
-
 def refuse_idle(chosen: str, **options: object) -> None:
     """Refuse options that would be ignored: silence would be taken for consent."""
     idle = [f"--{name}" for name, value in options.items() if value is not None]
@@ -182,7 +176,7 @@ def refuse_idle(chosen: str, **options: object) -> None:
 
 
 def declared(classes: str | None) -> list[str]:
-    """The classes named on the command line, or a refusal that says why they must be."""
+    """Return the classes named on the command line, or refuse and say why they must be."""
     if not classes:
         raise Refusal(
             "--classes is missing: declare every class the label can take, for example --classes no,yes. They are "
@@ -192,5 +186,26 @@ def declared(classes: str | None) -> list[str]:
 
 
 def names_in(text: str | None) -> list[str]:
-    """Comma-separated names, spaces after commas dropped; a name with a comma goes between double quotes."""
+    """Return comma-separated names, spaces after commas dropped; a name with a comma goes between double quotes."""
     return next(csv.reader([text], skipinitialspace=True)) if text else []
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there, before anything is read."""
+    try:
+        import torch
+    except ImportError:
+        raise OptionError("training needs PyTorch; install it with: pip install 'labeldp[torch,sklearn]'") from None
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise OptionError(f"device={device!r} is not there; leave out --device to use the processor") from None
+
+
+def needed_training() -> Any:
+    """Return `labeldp.results.model`, or say what to install for it."""
+    try:
+        from labeldp.results import model
+    except ImportError as error:
+        raise OptionError(str(error)) from None
+    return model

@@ -1,4 +1,4 @@
-"""`labeldp plan`: which recipe, and why, from public numbers."""
+"""Run `labeldp plan`: which recipe, and why, from public numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plan(
     delimiter: str | None,
     as_json: bool,
 ) -> None:
-    """Which recipe is expected to do best, and why: from public numbers, before anything is spent.
+    """Find which recipe is expected to do best, and why: from public numbers, before anything is spent.
 
     Give the numbers, or a Parquet or CSV file: then rows and public columns are counted, and the label column is not
     looked at.
@@ -56,11 +56,26 @@ def plan(
     """
     from labeldp.choosing.choice import choose
 
-    number = None if regression else _class_count(classes)
+    if not classes and not regression:
+        raise Refusal(
+            "--classes is missing: say how many classes the label can take, for example --classes 3 or --classes "
+            "none,mild,severe. They are not counted in the data, because which classes occur is itself private; for "
+            "labels that are numbers, give --regression"
+        )
     if regression and classes:
         raise Refusal("--classes means nothing with --regression; leave one of them out")
+    number = None
+    if classes:
+        number = int(classes) if classes.strip().isdecimal() else len(names_in(classes))
     if table is not None:
-        rows, features = _table_size(table, rows, features, label, delimiter)
+        from labeldp.choosing.shape import public_shape
+
+        if label is None:
+            raise Refusal("--label is missing: name the secret column, so that it is left out of what is looked at")
+        if rows is not None:
+            raise Refusal(f"--rows means nothing with a table: its rows are counted in {table.name}; leave it out")
+        shape = public_shape(table, label, delimiter_of(delimiter))
+        rows, features = shape.num_rows, features or shape.feature_dim
     elif label is not None or delimiter is not None:
         raise Refusal("--label and --delimiter belong to a table; name its file, or leave them out")
     elif rows is None:
@@ -76,26 +91,3 @@ def plan(
     from labeldp.choosing.show import show
 
     show(choice)
-
-
-def _class_count(classes: str | None) -> int:
-    if not classes:
-        raise Refusal(
-            "--classes is missing: say how many classes the label can take, for example --classes 3 or --classes "
-            "none,mild,severe. They are not counted in the data, because which classes occur is itself private; for "
-            "labels that are numbers, give --regression"
-        )
-    return int(classes) if classes.strip().isdecimal() else len(names_in(classes))
-
-
-def _table_size(
-    table: Path, rows: int | None, features: int | None, label: str | None, delimiter: str | None
-) -> tuple[int, int]:
-    from labeldp.choosing.shape import public_shape
-
-    if label is None:
-        raise Refusal("--label is missing: name the secret column, so that it is left out of what is looked at")
-    if rows is not None:
-        raise Refusal(f"--rows means nothing with a table: its rows are counted in {table.name}; leave it out")
-    shape = public_shape(table, label, delimiter_of(delimiter))
-    return shape.num_rows, features or shape.feature_dim

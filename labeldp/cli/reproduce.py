@@ -1,4 +1,4 @@
-"""`labeldp reproduce`: train the missing runs of a paper's table, and print our mean ± spread beside its figures.
+"""Run `labeldp reproduce`: train the missing runs of a paper's table, and print our mean ± spread beside its figures.
 
 Runner, settings, figures and results are files of a checkout, in `experiments/`; the installed package has none.
 """
@@ -52,19 +52,13 @@ def reproduce_table(
         raise Refusal("give the name of one table, or --list to see which there are")
     if quick and seeds is not None:
         raise Refusal("--quick is one seed; leave out --seeds")
-    runner = _runner()
-    if table is None:
-        click.echo(runner.known_tables())
-        return
-    click.echo(
-        runner.reproduce(
-            table, quick=quick, seeds=seeds, epsilons=epsilons, methods=methods, device=device, out=out, jobs=jobs
-        )
-    )
+    runner = _experiments()
+    how = {"quick": quick, "seeds": seeds, "epsilons": epsilons, "methods": methods, "device": device}
+    click.echo(runner.known_tables() if table is None else runner.reproduce(table, **how, out=out, jobs=jobs))
 
 
-def checkout() -> Path:
-    """Return the checkout this package belongs to, else the one we stand in."""
+def _experiments() -> Any:
+    """Import the runner of the checkout that this package belongs to, else of the one we stand in."""
     places = (Path(__file__).resolve().parents[2], Path.cwd())
     found = next((place for place in places if (place / _INDEX).is_file()), None)
     if found is None:
@@ -72,12 +66,6 @@ def checkout() -> Path:
             f"the experiments are not part of the installed package: {_INDEX} is neither in {places[0]} nor in "
             f"{places[1]}. Get the source and run this command in its folder"
         )
-    return found
-
-
-def _runner() -> Any:
-    """Import the checkout's runner."""
-    root = str(checkout())
-    if root not in sys.path:
-        sys.path.insert(0, root)
+    if str(found) not in sys.path:
+        sys.path.insert(0, str(found))
     return import_module("experiments.reproduce")

@@ -1,4 +1,4 @@
-"""`labeldp train`: a table or a named data set in, a folder with a certified model out."""
+"""Run `labeldp train`: a table or a named data set in, a folder with a certified model out."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from labeldp.cli.options import (
     Method,
     Names,
     OptionError,
+    check_device,
     check_range,
     delimiter_of,
+    needed_training,
     option_values,
     with_rows,
 )
@@ -105,28 +107,34 @@ def train(
     labeldp verify model
     """
     from labeldp.data.door import read_ids
-    from labeldp.results.folder import drafting
-    from labeldp.results.resume import RunFolder, features_digest
+    from labeldp.results.folder import RunFolder, drafting, features_digest
 
-    table, epsilon, out = _required(table, epsilon, out)
-    begun, silent = time.perf_counter(), quiet or as_json
-    _check_task(task, method, classes, bounds)
-    signer = signing_key(sign)
-    stopped = partial(click.echo, err=True)
-    with RunFolder(out, stopped) as kept, drafting(out) as draft, _progress(table, epsilon, silent) as report:
-        check_device(device)
-        _check_delta(method, delta)
-        how = {"drop": tuple(drop or ()), "users": user, "ids": id_column, "delimiter": delimiter_of(delimiter)}
-        data = _data(table, label, classes, bounds, {**how, "test": test})
+    if table is None:
+        raise OptionError("TABLE is missing: name the Parquet or CSV file to train on, as in: labeldp train my.csv")
+    if epsilon is None:
+        raise OptionError("--epsilon is missing: say how private one label must be, for example --epsilon 1")
+    if out is None:
+        raise OptionError("--out is missing: name the folder to write, for example --out model")
+    _check_task(task, method, classes, bounds, delta)
+    signer, delimiter = signing_key(sign), delimiter_of(delimiter)
+    check_device(device)
+    begun, stopped = time.perf_counter(), partial(click.echo, err=True)
+    with (
+        RunFolder(out, stopped) as kept,
+        drafting(out) as draft,
+        _progress(table, epsilon, quiet or as_json) as report,
+    ):
+        how = {"drop": tuple(drop or ()), "users": user, "ids": id_column, "delimiter": delimiter, "test": test}
+        data = _data(table, label, classes, bounds, how)
         # A store knows users by the ids of users, and rows by those of rows.
-        ids = data.ids if user is None or id_column is None else read_ids(Path(table), user, delimiter_of(delimiter))
+        ids = data.ids if user is None or id_column is None else read_ids(Path(table), user, delimiter)
         paid_by = store_of(table, store, key, data.vault, ids)
         training = needed_training()
         if dry_run:
             click.echo(f"{table}: {len(data):,} labels can be trained on; nothing was spent and nothing written.")
             return
-        asked = option_values(ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test"))
-        folder = kept.of({**asked, "features": features_digest(data.features)})
+        settings = option_values(ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test"))
+        folder = kept.of({**settings, "features": features_digest(data.features)})
         # Held until the model is written: a disk that is full then would cost the whole epsilon for nothing.
         with Room(draft.path / "model", _ROOM):
             model = training.trained(
@@ -143,21 +151,22 @@ def train(
         click.echo(_summary(result, out, data.left_out, time.perf_counter() - begun))
 
 
-def _required(table: str | None, epsilon: float | None, out: Path | None) -> tuple[str, float, Path]:
-    if table is None:
-        raise OptionError("TABLE is missing: name the Parquet or CSV file to train on, as in: labeldp train my.csv")
-    if epsilon is None:
-        raise OptionError("--epsilon is missing: say how private one label must be, for example --epsilon 1")
-    if out is None:
-        raise OptionError("--out is missing: name the folder to write, for example --out model")
-    return table, epsilon, out
-
-
-def _check_task(task: str, method: str, classes: tuple[str, ...] | None, bounds: tuple[float, float] | None) -> None:
-    """Refuse options of the other task, and a range that is none."""
+def _check_task(
+    task: str,
+    method: str,
+    classes: tuple[str, ...] | None,
+    bounds: tuple[float, float] | None,
+    delta: float | None,
+) -> None:
+    """Refuse a method or options of the other task, a range that is none, and a method without the δ it needs."""
     known = (AUTO, *keys("classes" if task == "classification" else "numbers"))
     if method not in known:
         raise OptionError(f"--method {method} is not for --task {task}; choose one of {', '.join(known)}")
+    if delta == 0 and method != AUTO and BY_KEY[method].needs_delta:
+        raise OptionError(
+            f"--method {method} needs a --delta above 0, say 1e-5 (less than one over the number of rows); leave out "
+            "--delta 0, or choose --method auto"
+        )
     if task == "classification":
         if bounds is not None:
             raise OptionError("--range means nothing for a class; add --task regression if the label is a number")
@@ -170,26 +179,6 @@ def _check_task(task: str, method: str, classes: tuple[str, ...] | None, bounds:
             "off the data because smallest and largest label are the labels of two rows"
         )
     check_range(bounds)
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that is not there, before anything is read."""
-    try:
-        import torch
-    except ImportError:
-        raise OptionError("training needs PyTorch; install it with: pip install 'labeldp[torch,sklearn]'") from None
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):
-        raise OptionError(f"device={device!r} is not there; leave out --device to use the processor") from None
-
-
-def _check_delta(method: str, delta: float | None) -> None:
-    if delta == 0 and method != AUTO and BY_KEY[method].needs_delta:
-        raise OptionError(
-            f"--method {method} needs a --delta above 0, say 1e-5 (less than one over the number of rows); leave out "
-            "--delta 0, or choose --method auto"
-        )
 
 
 def _data(
@@ -230,18 +219,8 @@ def _data(
     return read(table, label, classes, **how)
 
 
-def needed_training() -> Any:
-    """`labeldp.results.training`, or what to install for it."""
-    try:
-        from labeldp.results import training
-    except ImportError as error:
-        raise OptionError(str(error)) from None
-    return training
-
-
 def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) -> str:
-    from labeldp.results.card import promise
-    from labeldp.results.words import at_most
+    from labeldp.results.card import at_most, promise
 
     certificate, test = result.certificate, result.metrics.get("test")
     lines = [
@@ -252,23 +231,20 @@ def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) ->
     if left_out:
         lines.append(f"Left out, because they hold one value in all rows: {', '.join(left_out)}.")
     if test:
-        lines.append(f"On {test['rows']:,} rows with open labels: {_measured(test)}.")
+        if "accuracy" in test:
+            found = f"accuracy {test['accuracy']:.1%}" + (f", AUC {test['auc']:.3f}" if "auc" in test else "")
+        else:
+            share = f"R² {test['r2']:.3f}, " if "r2" in test else ""
+            found = f"{share}mean absolute error {test['mean_absolute_error']:.4g}"
+        lines.append(f"On {test['rows']:,} rows with open labels: {found}.")
         if "training_rows_left_out" in test:
             lines.append(f"Left out of that: {test['training_rows_left_out']:,} rows that are training rows too.")
     return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
 
 
-def _measured(test: Mapping[str, Any]) -> str:
-    if "accuracy" in test:
-        area = f", AUC {test['auc']:.3f}" if "auc" in test else ""
-        return f"accuracy {test['accuracy']:.1%}{area}"
-    share = f"R² {test['r2']:.3f}, " if "r2" in test else ""
-    return f"{share}mean absolute error {test['mean_absolute_error']:.4g}"
-
-
 @contextmanager
 def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None]:
-    """Phase, epsilon spent and time left on a terminal's stderr, or nothing."""
+    """Show phase, epsilon spent and time left on a terminal's stderr, or nothing."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -276,6 +252,8 @@ def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None
         yield None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from labeldp.results.card import at_most
 
     columns = (
         SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
@@ -285,17 +263,12 @@ def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None
         task = bar.add_task(f"{Path(what).name}: reading", total=None, spent="0", allowed=epsilon)
 
         def report(progress: Any) -> None:
-            spent = _spent(progress)
-            shown: dict[str, Any] = {} if spent is None else {"spent": spent}
+            shown: dict[str, Any] = {}
+            if progress.epsilon is not None:
+                # Rounded up: by the steps drawn so far, or by all queries where they are paid for at once.
+                shown["spent"] = at_most(progress.epsilon, 3)
             total = None if progress.share is None else 1.0
             shown_as = f"{Path(what).name}: {progress.phase}, {progress.detail}"
             bar.update(task, description=shown_as, completed=progress.share or 0.0, total=total, **shown)
 
         yield report
-
-
-def _spent(progress: Any) -> str | None:
-    """Return what to show as spent, rounded up: by the steps drawn so far, or by all queries if paid for at once."""
-    from labeldp.results.words import at_most
-
-    return None if progress.epsilon is None else at_most(progress.epsilon, 3)

@@ -1,4 +1,4 @@
-"""`labeldp verify`: check a result, and say what that proves and what it does not."""
+"""Run `labeldp verify`: check a result, and say what that proves and what it does not."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def verify(
     \b
     labeldp verify model --max-epsilon 1 --signer ann.key.pub
     """
+    from labeldp.results.card import at_most, odds_in_words, one_line
     from labeldp.results.verify import check
-    from labeldp.results.words import at_most, odds_in_words
-    from labeldp.results.writing import one_line
 
     found = check(file, max_epsilon=max_epsilon, max_delta=max_delta, signers=signers)
     claim, spent = found.certificate, found.spent

@@ -1,1 +1,1 @@
-"""What must be believed for a certificate to be true: labels under seal, noise, events, accounting, ledger, claim."""
+"""Hold what must be believed for a certificate to be true: sealed labels, noise, events, accounting, ledger, claim."""

@@ -1,4 +1,4 @@
-"""From queries to ε and δ: the tightest accountant that is exact for the queries at hand.
+"""Turn queries into ε at a given δ, by the tightest accountant that is exact for the queries at hand.
 
 ========================================  ==================================================================
 queries                                   accountant
@@ -19,30 +19,23 @@ to several percent above.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labeldp.core.events import Gaussian, NonPrivate, PureDP, Queries, Query, rounded_up
-from labeldp.core.gaussian import (
-    AccountingError,
-    expit,
-    gaussian_delta,
-    gaussian_epsilon,
-    log_binomial,
-    smallest_epsilon,
-)
-from labeldp.core.pld import pld_delta, pld_epsilon, reach
+from labeldp.core.events import Event, Gaussian, NonPrivate, PureDP, Queries, Query, gathered, rounded_up
+from labeldp.core.gaussian import AccountingError, expit, gaussian_epsilon, log_binomial, smallest_epsilon
+from labeldp.core.pld import pld_epsilon, reach
 
 Array = NDArray[np.float64]
 
 SMALLEST_DELTA = 1e-12
 # Beyond this an ε is as good as infinite.
 LARGEST_EPSILON = 1e6
-_MAX_ATOMS = 20_000
+MAX_ATOMS = 20_000
 
 
 def epsilon(queries: Iterable[Query], delta: float) -> float:
@@ -54,75 +47,42 @@ def epsilon(queries: Iterable[Query], delta: float) -> float:
     return _epsilon(merged(queries), checked_delta(delta))
 
 
-def delta(queries: Iterable[Query], epsilon: float) -> float:
-    """Return the smallest δ the queries together guarantee at ``epsilon``, rounded up.
-
-    >>> delta([Query(PureDP(0.5), 2)], 1.0)
-    0.0
-    """
-    if not epsilon >= 0:
-        raise AccountingError(f"epsilon must be a number ≥ 0, got {epsilon!r}.")
-    return _delta(merged(queries), float(epsilon))
-
-
 def accountant_name(queries: Iterable[Query], delta: float) -> str:
     """Say in words which accountant is the one for these queries."""
-    checked_delta(delta)
-    asked = merged(queries)
-    if not asked:
-        return "nothing to account"
-    if is_infinite(asked) or (delta == 0 and not is_pure(asked)):
-        return "infinite"
-    if is_pure(asked):
-        return "sum of pure epsilons" if delta == 0 else "composed randomized responses"
-    if is_gaussian(asked):
-        return "Gaussian closed form"
-    return "privacy profile of one query" if _single(asked) else "privacy loss distribution, connect-the-dots"
+    return _accountant(merged(queries), checked_delta(delta))[0]
 
 
 @lru_cache(maxsize=4096)
 def _epsilon(queries: Queries, delta: float) -> float:
-    if not queries or (delta == 1 and not is_infinite(queries)):
-        return 0.0
-    if is_infinite(queries) or (delta == 0 and not is_pure(queries)):
-        return math.inf
-    if is_pure(queries):
-        return _pure_epsilon(queries, delta)
-    if is_gaussian(queries):
-        return gaussian_epsilon(total_mu(queries), delta)
-    if _single(queries):
-        # δ(ε) ≤ P(L > ε), so ε need not be searched beyond this.
-        return smallest_epsilon(lambda eps: _delta(queries, eps), delta, reach(queries[0].event, delta))
-    return pld_epsilon(queries, delta)
+    return _accountant(queries, delta)[1]()
 
 
-@lru_cache(maxsize=4096)
-def _delta(queries: Queries, epsilon: float) -> float:
-    if not queries or is_infinite(queries):
-        return 1.0 if queries else 0.0
-    if math.isinf(epsilon) or (is_pure(queries) and epsilon >= pure_sum(queries)):
-        return 0.0
-    if is_gaussian(queries):
-        return gaussian_delta(total_mu(queries), epsilon)
-    if _single(queries):
-        return float(queries[0].event.profile(epsilon)[0])
-    if is_pure(queries) and _atom_count(queries) <= _MAX_ATOMS:
-        return min(1.0, _pure_delta(queries, epsilon))
-    return pld_delta(queries, epsilon)
+def _accountant(queries: Queries, delta: float) -> tuple[str, Callable[[], float]]:
+    """Return the accountant's name, and what computes ε: the first row of the table that fits."""
+    table: list[tuple[bool, str, Callable[[], float]]] = [
+        (is_infinite(queries) or (delta == 0 and not is_pure(queries)), "infinite", lambda: math.inf),
+        (not queries or delta == 1, "nothing to account", lambda: 0.0),
+        (is_pure(queries) and delta == 0, "sum of pure epsilons", lambda: pure_sum(queries)),
+        (is_pure(queries), "composed randomized responses", lambda: _pure_epsilon(queries, delta)),
+        (is_gaussian(queries), "Gaussian closed form", lambda: gaussian_epsilon(total_mu(queries), delta)),
+        (is_single(queries), "privacy profile of one query", lambda: _profile_epsilon(queries[0].event, delta)),
+        (True, "privacy loss distribution, connect-the-dots", lambda: pld_epsilon(queries, delta)),
+    ]
+    return next((name, compute) for fits, name, compute in table if fits)
+
+
+def _profile_epsilon(event: Event, delta: float) -> float:
+    # δ(ε) ≤ P(L > ε), so ε need not be searched beyond the event's reach.
+    return smallest_epsilon(lambda eps: float(event.profile(eps)[0]), delta, reach(event, delta))
 
 
 def merged(queries: Iterable[Query]) -> Queries:
     """Drop free queries, count equal events together, join Gaussians into one; order does not matter."""
-    counts: dict[Query, int] = {}
-    for query in queries:
-        if query.times and not query.event.free:
-            counts[Query(query.event)] = counts.get(Query(query.event), 0) + query.times
-    merged = sorted((Query(one.event, times) for one, times in counts.items()), key=repr)
-    shifts = [query for query in merged if query.event.mu is not None]
-    if len(shifts) > 1 or any(query.times > 1 for query in shifts):
-        joint = Query(Gaussian(1.0, total_mu(tuple(shifts))))
-        merged = [*(query for query in merged if query.event.mu is None), joint]
-    return tuple(merged)
+    asked = gathered(query for query in queries if query.times and not query.event.free)
+    shifts = tuple(query for query in asked if query.event.mu is not None)
+    if sum(query.times for query in shifts) < 2:
+        return asked
+    return (*(query for query in asked if query.event.mu is None), Query(Gaussian(1.0, total_mu(shifts))))
 
 
 def total_mu(queries: Queries) -> float:
@@ -134,21 +94,22 @@ def total_mu(queries: Queries) -> float:
 
 
 def is_gaussian(queries: Queries) -> bool:
-    """Whether all of them are plain Gaussians."""
+    """Return whether all of them are plain Gaussians."""
     return all(query.event.mu is not None for query in queries)
 
 
 def is_pure(queries: Queries) -> bool:
-    """Whether all of them are pure."""
+    """Return whether all of them are pure."""
     return all(isinstance(query.event, PureDP) for query in queries)
 
 
-def _single(queries: Queries) -> bool:
+def is_single(queries: Queries) -> bool:
+    """Return whether there is one, asked once."""
     return len(queries) == 1 and queries[0].times == 1
 
 
 def is_infinite(queries: Queries) -> bool:
-    """Whether any of them protects nothing."""
+    """Return whether any of them protects nothing."""
     events = [query.event for query in queries]
     return any(isinstance(e, NonPrivate) or (isinstance(e, PureDP) and math.isinf(e.epsilon)) for e in events)
 
@@ -166,18 +127,18 @@ def pure_sum(queries: Queries) -> float:
 
 def _pure_epsilon(queries: Queries, delta: float) -> float:
     total = pure_sum(queries)
-    if delta == 0:
-        return total
-    if _atom_count(queries) > _MAX_ATOMS:
+    if atom_count(queries) > MAX_ATOMS:
         return min(total, pld_epsilon(queries, delta))
-    return smallest_epsilon(lambda eps: _pure_delta(queries, eps), delta, total)
+    return smallest_epsilon(lambda eps: pure_delta(queries, eps), delta, total)
 
 
-def _atom_count(queries: Queries) -> int:
+def atom_count(queries: Queries) -> int:
+    """Return how many total losses pure queries can have, were no two of them equal."""
     return math.prod(query.times + 1 for query in queries)
 
 
-def _pure_delta(queries: Queries, epsilon: float) -> float:
+def pure_delta(queries: Queries, epsilon: float) -> float:
+    """Return δ(ε) of pure queries, from all their losses."""
     losses, masses = _pure_atoms(queries)
     return float(np.sum(masses * -np.expm1(np.minimum(epsilon - losses, 0.0))))
 

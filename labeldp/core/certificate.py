@@ -1,4 +1,4 @@
-"""The claim, its ledger and its assumptions, as a JSON file anyone can recompute.
+"""Write and check certificates: the claim, its ledger and its assumptions, as a JSON file that anyone can recompute.
 
 A certificate is evidence, not a signature: `verify` catches mistakes, damage and careless edits, because
 every number in it is recomputed or compared. Somebody who rewrites the whole file, the artifact included,
@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
-from labeldp.core.events import PureDP, Queries, Query, event_from_json, event_to_json
-from labeldp.core.filter import accountant_name
+from labeldp.core.events import PureDP, Query, event_from_json, event_to_json
+from labeldp.core.filter import Plans, accountant_name
 from labeldp.core.gaussian import AccountingError
 from labeldp.core.ledger import ONE_LABEL, Group, Unit, merge_disjoint, unit_of_words, worst_epsilon
 
@@ -31,6 +31,7 @@ SECURE_NOISE = "operating-system entropy, AES-256-CTR"
 _TOLERANCE, _EXACT = 1e-7, 1e-15
 # What is read at most: bytes, levels of nesting, and numbers that floats still count one by one.
 _LARGEST, _DEEPEST, _MOST = 1 << 24, 32, 1 << 53
+_MISSING = object()
 # How many events `verify` composes on a grid, over all histories: some tenths of a second each, at worst.
 MOST_WORK = 64
 
@@ -76,27 +77,29 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values with a checksum over all of them."""
-        artifact = self.artifact
-        second = bool(self.assumptions) or any(len(group.plans) > 1 for group in self.groups)
-        body: dict[str, Any] = {
+        body = self.body(second=bool(self.assumptions) or any(len(group.plans) > 1 for group in self.groups))
+        return {**body, "checksum": _checksum(body)}
+
+    def body(self, *, second: bool) -> dict[str, Any]:
+        """Return all but the checksum, in the first or the second format."""
+        artifact, unit = self.artifact, self.unit
+        return {
             "format": FORMAT_2 if second else FORMAT,
             "created": self.created,
             "claim": {
                 "epsilon": "infinity" if math.isinf(self.epsilon) else self.epsilon,
                 "delta": self.delta,
-                "protects": self.unit.protects,
-                "neighbours": self.unit.neighbours,
+                "protects": unit.protects,
+                "neighbours": unit.neighbours,
             },
-            "ledger": [_group_to_json(group, self.unit, second) for group in self.groups],
+            "ledger": [{unit.counted: group.rows, **_plans_to_json(group.plans, second)} for group in self.groups],
             "accountant": self.accountant,
             "noise": {"source": self.noise, "seeded": self.seeded},
             "library": self.made_by,
             "artifact": artifact and {"name": artifact.name, "sha256": artifact.sha256, "bytes": artifact.size},
             "release": self.release and dict(self.release),
+            **({"assumptions": list(self.assumptions)} if second else {}),
         }
-        if second:
-            body["assumptions"] = list(self.assumptions)
-        return {**body, "checksum": _checksum(body)}
 
     def dumps(self) -> str:
         """Return the certificate as readable JSON text."""
@@ -177,7 +180,11 @@ def verify(certificate: Certificate, artifact: Path | None = None) -> tuple[str,
     elif certificate.noise != SECURE_NOISE:
         problems.append(f"the noise source {certificate.noise!r} is not one this library certifies")
     if certificate.artifact is not None:
-        problems += _check_artifact(certificate.artifact, artifact)
+        name = certificate.artifact.name
+        if artifact is None or not artifact.is_file():
+            problems.append(f"the artifact {name!r} was not found beside the certificate")
+        elif (found := describe_artifact(artifact, name)) != certificate.artifact:
+            problems.append(f"the artifact {artifact.name!r} is not the certified one: its SHA-256 is {found.sha256}")
     return tuple(problems)
 
 
@@ -189,15 +196,6 @@ def _work(certificate: Certificate) -> float:
         1e-2 if len(plan) == 1 and plan[0].times == 1 and isinstance(plan[0].event, pure) else len(plan)
         for plans in {group.plans for group in certificate.groups} for plan in plans
     )  # fmt: skip
-
-
-def _check_artifact(expected: Artifact, path: Path | None) -> list[str]:
-    if path is None or not path.is_file():
-        return [f"the artifact {expected.name!r} was not found beside the certificate"]
-    found = describe_artifact(path)
-    if found.sha256 != expected.sha256 or found.size != expected.size:
-        return [f"the artifact {path.name!r} is not the certified one: its SHA-256 is {found.sha256}"]
-    return []
 
 
 def _accountants(groups: tuple[Group, ...], delta: float) -> str:
@@ -219,11 +217,14 @@ def read(path: Path | str) -> Certificate:
 
 
 def parse(text: str) -> Certificate:
-    """Parse certificate text strictly: unknown, missing or repeated fields are errors, and so is what is too large."""
+    """Parse certificate text strictly: what this library would not write just so is an error, or what is too large.
+
+    What is read is written again and compared: no field can be missing, unknown, repeated or of another kind.
+    """
     if len(text) > _LARGEST:
         raise CertificateError(f"it has more than {_LARGEST} characters; no certificate of this library does")
     try:
-        fields: Any = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        fields: Any = json.loads(text, object_pairs_hook=_no_repeats)
         if not isinstance(fields, dict):
             raise CertificateError("the file holds no JSON object")
         return _from_json(cast("dict[str, Any]", fields))
@@ -231,7 +232,9 @@ def parse(text: str) -> Certificate:
         raise
     except RecursionError:
         raise CertificateError(f"it is nested more than {_DEEPEST} levels deep") from None
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except KeyError as error:
+        raise CertificateError(f"not a certificate: the field {error} is missing") from None
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CertificateError(f"not a certificate: {error}") from None
 
 
@@ -241,68 +244,49 @@ def _from_json(fields: dict[str, Any]) -> Certificate:
     second = fields.get("format") == FORMAT_2
     if not second and fields.get("format") != FORMAT:
         raise CertificateError(f"format {fields.get('format')!r} is not {FORMAT!r}; use the version that wrote it")
-    names = "format created claim ledger accountant noise library artifact release checksum"
-    _expect(fields, f"{names} assumptions" if second else names, "a certificate")
-    if fields["checksum"] != _checksum({name: value for name, value in fields.items() if name != "checksum"}):
+    if fields.pop("checksum") != _checksum(fields):
         raise CertificateError("the certificate was changed after it was written: its checksum does not match")
     claim, noise, artifact = fields["claim"], fields["noise"], fields["artifact"]
-    _expect(claim, "epsilon delta protects neighbours", "the claim")
-    _expect(noise, "source seeded", "the noise")
     unit = unit_of_words(claim["protects"], claim["neighbours"])
     if unit is None:
         raise CertificateError("the claim is not worded as this library words it, so it may promise something else")
-    if not isinstance(noise["seeded"], bool):
-        raise CertificateError(f"noise.seeded={noise['seeded']!r} is not true or false")
-    if fields["release"] is not None:
-        _number(fields["release"].get("epsilon", 0.0))
-    if artifact is not None:
-        _expect(artifact, "name sha256 bytes", "the artifact")
-        artifact = Artifact(str(artifact["name"]), str(artifact["sha256"]), _count(artifact["bytes"], 0))
     delta = _number(claim["delta"])
     if delta >= 1:
         raise CertificateError(f"delta={delta} is not a probability below 1")
-    return Certificate(
-        _number(claim["epsilon"]), delta, tuple(_group_from_json(group, unit, second) for group in fields["ledger"]),
-        str(fields["accountant"]), str(noise["source"]), noise["seeded"], made_by=str(fields["library"]),
-        created=str(fields["created"]), artifact=artifact, release=fields["release"], unit=unit,
-        assumptions=tuple(map(str, fields.get("assumptions", ()))),
+    if fields["release"] is not None:
+        _number(fields["release"].get("epsilon", 0.0))
+    if artifact is not None:
+        artifact = Artifact(str(artifact["name"]), str(artifact["sha256"]), _count(artifact["bytes"], 0))
+    groups = [Group(_count(group[unit.counted], 0), _plans_from_json(group, second)) for group in fields["ledger"]]
+    read = Certificate(
+        _number(claim["epsilon"]), delta, tuple(groups), str(fields["accountant"]), str(noise["source"]),
+        noise["seeded"] is True, made_by=str(fields["library"]), created=str(fields["created"]), artifact=artifact,
+        release=fields["release"], unit=unit, assumptions=tuple(map(str, fields.get("assumptions", ()))),
     )  # fmt: skip
+    written = read.body(second=second)
+    odd = [name for name in {**written, **fields} if written.get(name, _MISSING) != fields.get(name, _MISSING)]
+    if odd:
+        raise CertificateError(f"not as this library writes it, so it may promise something else: check {sorted(odd)}")
+    return read
 
 
-def _group_to_json(group: Group, unit: Unit, by_plans: bool) -> dict[str, Any]:
-    plans = [[{"event": event_to_json(q.event), "times": q.times} for q in plan] for plan in group.plans]
-    return {unit.counted: group.rows, **({"plans": plans} if by_plans else {"looks": plans[0] if plans else []})}
+def _plans_to_json(plans: Plans, second: bool) -> dict[str, Any]:
+    found = [[{"event": event_to_json(query.event), "times": query.times} for query in plan] for plan in plans]
+    return {"plans": found} if second else {"looks": found[0] if found else []}
 
 
-def _group_from_json(fields: Mapping[str, Any], unit: Unit, by_plans: bool) -> Group:
-    _expect(fields, f"{unit.counted} {'plans' if by_plans else 'looks'}", "a ledger entry")
-    plans = fields["plans"] if by_plans else [fields["looks"]] if fields["looks"] else []
-    return Group(_count(fields[unit.counted], 0), tuple(map(_plan_from_json, plans)))
-
-
-def _plan_from_json(plan: list[Any]) -> Queries:
-    for query in plan:
-        _expect(query, "event times", "a query")
-    queries = tuple(Query(event_from_json(query["event"]), _count(query["times"], 1)) for query in plan)
-    if not queries or len({query.event for query in queries}) < len(queries):
+def _plans_from_json(group: Mapping[str, Any], second: bool) -> Plans:
+    plans = group["plans"] if second else [group["looks"]] if group["looks"] else []
+    found = [tuple(Query(event_from_json(q["event"]), _count(q["times"], 1)) for q in plan) for plan in plans]
+    if any(not plan or len({query.event for query in plan}) < len(plan) for plan in found):
         raise CertificateError("a ledger entry has a plan without queries, or lists an event twice in one")
-    return queries
+    return tuple(found)
 
 
 def _depth(value: object) -> int:
-    """Return how deep lists and objects are nested, without recursion."""
-    level, depth = [value], -1
-    while level:
-        lists = [cast("list[Any]", each) for each in level if isinstance(each, list)]
-        lists += [list(cast("dict[str, Any]", each).values()) for each in level if isinstance(each, dict)]
-        level, depth = [inner for each in lists for inner in each], depth + 1
-    return depth
-
-
-def _expect(fields: Mapping[str, Any], names: str, what: str) -> None:
-    wanted = set(names.split())
-    if set(fields) != wanted:
-        raise CertificateError(f"{what} should have the fields {sorted(wanted)}; check {sorted(set(fields) ^ wanted)}")
+    """Return how deep lists and objects are nested."""
+    inner = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, cast("list[Any]", inner)), default=0) if isinstance(value, (dict, list)) else 0
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
@@ -329,7 +313,3 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise ValueError("a field is given twice")
     return fields
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")

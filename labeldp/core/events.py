@@ -1,4 +1,4 @@
-"""What one query of the labels costs, under the one neighbouring relation of this library.
+"""State what one query of the labels costs, under the one neighbouring relation of this library.
 
 Two data sets are neighbours when **one label is replaced**; features, the number of rows and their order
 are public. Every event below describes the worst pair of output distributions (P, Q) over such neighbours. Since a
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, ClassVar, cast, get_args
@@ -54,11 +55,25 @@ from labeldp.core.gaussian import (
 
 Array = NDArray[np.float64]
 
+# What a field of an event is declared to be: a number from 0 to "high", and not 0 where there is something "instead".
+_NUMBER: dict[str, Any] = {"high": math.inf, "finite": True, "instead": None}
+_NOISE: dict[str, Any] = {**_NUMBER, "instead": "A noiseless output is a NonPrivate event."}
+_THRESHOLD: dict[str, Any] = {**_NUMBER, "instead": "For no threshold give None."}
+_RATE: dict[str, Any] = {**_NUMBER, "high": 1.0}
+# Of a discrete Gaussian, whose distribution is summed.
+_MAX_STD = 1e5
+
 
 class BaseEvent(ABC):
-    """What all events share: symmetry, so that only ε ≥ 0 has to be written down."""
+    """What all events share: checked numbers, and symmetry, so that only ε ≥ 0 has to be written down."""
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for each in fields(cast("Any", self)):
+            if "high" in each.metadata:
+                number = _checked_number(each.name, getattr(self, each.name), **each.metadata)
+                object.__setattr__(self, each.name, number)
 
     @property
     def mu(self) -> float | None:
@@ -79,16 +94,31 @@ class BaseEvent(ABC):
     def tail(self, eps: Array) -> tuple[Array, Array]:
         """Return (P(L > ε), Q(L > ε)) for ε ≥ 0, accurate in relative terms."""
 
-    @abstractmethod
     def _profile(self, eps: Array) -> Array:
-        """Return δ(ε) for ε ≥ 0."""
+        """Return δ(ε) for ε ≥ 0. Events whose two tails nearly cancel have a form of their own."""
+        p, q = self.tail(eps)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.maximum(p - np.where(q > 0, np.exp(np.minimum(eps, 700.0)) * q, 0.0), 0.0)
 
     def profile(self, eps: Array | float) -> Array:
         """Return δ(ε) of one query; below zero through H_a = 1 − a + a H_{1/a}, the symmetry of replacement."""
         values = np.atleast_1d(np.asarray(eps, dtype=np.float64))
-        positive = self._profile(np.abs(values))
+        positive = np.zeros_like(values) if self.free else self._profile(np.abs(values))
         mirrored = -np.expm1(np.minimum(values, 0.0)) + np.exp(np.minimum(values, 0.0)) * positive
         return np.where(values >= 0, positive, mirrored)
+
+
+def _checked_number(name: str, value: Any, high: float, finite: bool, instead: str | None) -> float:
+    """Return the value of a declared number as a float, or raise ValueError that says what is wrong with it."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
+        raise ValueError(f"{name} must be a number, got {value!r}.")
+    number = float(cast("float", value))
+    if not 0 <= number <= high or (finite and math.isinf(number)):
+        bound = f"between 0 and {high:g}" if math.isfinite(high) else "at least 0"
+        raise ValueError(f"{name} must be {'finite and ' if finite else ''}{bound}, got {value!r}.")
+    if instead is not None and number == 0:
+        raise ValueError(f"{name} must be greater than 0, got 0. {instead}")
+    return number
 
 
 # -- pure ----------------------------------------------------------------------------------------------------
@@ -101,10 +131,7 @@ class PureDP(BaseEvent):
     Every pure mechanism is a post-processing of it (Kairouz, Oh & Viswanath 2015).
     """
 
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        _set_real(self, "epsilon", finite=False)
+    epsilon: float = field(metadata={**_NUMBER, "finite": False})
 
     @property
     def free(self) -> bool:
@@ -126,47 +153,68 @@ class PureDP(BaseEvent):
         return -np.expm1(gap) * expit(self.epsilon)
 
 
-# -- Gaussian noise on a shift -------------------------------------------------------------------------------
+# -- Gaussian noise ------------------------------------------------------------------------------------------
 
 
-class _Shift(BaseEvent):
-    """Two Gaussians at a distance μ > 0, or none at all."""
+class _GaussianEvent(BaseEvent):
+    """Two Gaussians at a distance d where the row is drawn, with probability q, and nothing where it is not.
+
+    P and Q agree on who was drawn, so the loss is a Gaussian's with probability q and 0 otherwise.
+    """
 
     __slots__ = ()
-
-    @property
-    @abstractmethod
-    def mu(self) -> float:
-        """Distance of the two means in units of the noise."""
-
-    @property
-    def free(self) -> bool:
-        """True when nothing moves."""
-        return self.mu == 0
-
-    def tail(self, eps: Array) -> tuple[Array, Array]:
-        """Return Φ(z) and Φ(z − μ) with z = μ/2 − ε/μ."""
-        z = self.mu / 2 - eps / self.mu
-        return ndtr(z), ndtr(z - self.mu)
-
-    def _profile(self, eps: Array) -> Array:
-        return gaussian_profile(self.mu, eps)
-
-
-@dataclass(frozen=True, slots=True)
-class Gaussian(_Shift):
-    """Gaussian noise on an output that moves by at most the diameter: μ = D/s."""
 
     noise_std: float
     diameter: float
 
-    def __post_init__(self) -> None:
-        _check_gaussian(self)
+    @property
+    def shift(self) -> float:
+        """Return d = D/s, the distance in units of the noise."""
+        return self.diameter / self.noise_std
 
     @property
-    def mu(self) -> float:
-        """Distance of the two means in units of the noise."""
-        return self.diameter / self.noise_std
+    def chance(self) -> float:
+        """Return q."""
+        return cast("float", getattr(self, "rate", 1.0))
+
+    @property
+    def mu(self) -> float | None:
+        """The distance where every row is drawn."""
+        return self.shift if self.chance == 1 else None
+
+    @property
+    def free(self) -> bool:
+        """True when nothing moves, or nobody is drawn."""
+        return self.shift == 0 or self.chance == 0
+
+    def tail(self, eps: Array) -> tuple[Array, Array]:
+        """Return qΦ(z) and qΦ(z − d) with z = d/2 − ε/d."""
+        z = self.shift / 2 - eps / self.shift
+        return self.chance * ndtr(z), self.chance * ndtr(z - self.shift)
+
+    def _profile(self, eps: Array) -> Array:
+        return self.chance * gaussian_profile(self.shift, eps)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_apart("noise_std", self.noise_std, self.diameter)
+
+
+def _check_apart(name: str, noise: float, moved: float) -> None:
+    """Refuse a ratio that leaves the range of floats when squared."""
+    if moved > 0 and not 1e-100 <= moved / noise <= 1e100:
+        raise ValueError(
+            f"{name} {noise!r} and diameter {moved!r} are too far apart to account for. Without noise to "
+            "speak of it is a NonPrivate event."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian(_GaussianEvent):
+    """Gaussian noise on an output that moves by at most the diameter: μ = D/s."""
+
+    noise_std: float = field(metadata=_NOISE)
+    diameter: float = field(metadata=_NUMBER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +234,7 @@ class GridGaussian(Gaussian):
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherVoting(_Shift):
+class TeacherVoting(_GaussianEvent):
     """Confident-GNMax on a fixed number of queries, at most so many of them answered: μ² = Q/s₁² + 2A/s².
 
     Every query, answered or not, compares its largest count plus noise of deviation s₁ with a threshold: one teacher
@@ -195,16 +243,19 @@ class TeacherVoting(_Shift):
     Without a threshold (None) every query is answered, and only the responses cost.
     """
 
-    noise_std: float
+    noise_std: float = field(metadata=_NOISE)
     responses: int = field(metadata={"stored": "answers"})
     threshold_std: float | None
     queries: int
 
     def __post_init__(self) -> None:
+        BaseEvent.__post_init__(self)
         # A replaced label changes one teacher: its vote leaves one class and joins another.
-        _check_noise(self, "noise_std", moved=math.sqrt(2.0))
+        _check_apart("noise_std", self.noise_std, math.sqrt(2.0))
         if self.threshold_std is not None:
-            _check_noise(self, "threshold_std", moved=1.0, instead="For no threshold give None.")
+            number = _checked_number("threshold_std", self.threshold_std, **_THRESHOLD)
+            object.__setattr__(self, "threshold_std", number)
+            _check_apart("threshold_std", number, 1.0)
         for name in ("responses", "queries"):
             value: Any = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -216,8 +267,8 @@ class TeacherVoting(_Shift):
             )
 
     @property
-    def mu(self) -> float:
-        """Distance of the two means in units of the noise, of all queries together."""
+    def shift(self) -> float:
+        """Return μ, the distance in units of the noise of all queries together."""
         checked = 0.0 if self.threshold_std is None else self.queries * self.threshold_std**-2
         return math.sqrt(math.fsum([checked, 2 * self.responses * self.noise_std**-2]))
 
@@ -231,13 +282,11 @@ class DiscreteGaussian(BaseEvent):
     of Y is summed exactly; it is not the continuous Gaussian (Canonne, Kamath & Steinke 2020).
     """
 
-    noise_std: float
+    noise_std: float = field(metadata={**_NOISE, "high": _MAX_STD})
     moves: tuple[int, ...]
 
-    _MAX_STD: ClassVar[float] = 1e5
-
     def __post_init__(self) -> None:
-        _check_noise(self, "noise_std", high=self._MAX_STD)
+        BaseEvent.__post_init__(self)
         given = cast("Any", self.moves)
         if not isinstance(given, tuple) or any(type(m) is not int for m in cast("tuple[Any, ...]", given)):
             raise ValueError(f"moves must be a tuple of integers, got {given!r}. Class counts have (1, 1).")
@@ -250,7 +299,7 @@ class DiscreteGaussian(BaseEvent):
                 f"noise_std must be at least {2 * math.sqrt(length):g} for moves {self.moves!r}, got "
                 f"{self.noise_std!r}: the exact sum would be too long."
             )
-        if self.noise_std * math.sqrt(length) > self._MAX_STD:
+        if self.noise_std * math.sqrt(length) > _MAX_STD:
             raise ValueError(f"noise_std {self.noise_std!r} is too large for moves {self.moves!r}.")
 
     @property
@@ -272,54 +321,21 @@ class DiscreteGaussian(BaseEvent):
         k = np.floor(np.minimum(self.noise_std**2 / g * eps, 1e15) - shift / 2)
         return survival(table, k), survival(table, k + shift)
 
-    def _profile(self, eps: Array) -> Array:
-        if self.free:
-            return np.zeros_like(eps)
-        p, q = self.tail(eps)
-        with np.errstate(over="ignore", invalid="ignore"):
-            shrunk = np.where(q > 0, np.exp(np.minimum(eps, 700.0)) * q, 0.0)
-        return np.maximum(p - shrunk, 0.0)
-
 
 # -- Gaussian noise on a batch drawn at random ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class PublicBatchGaussian(BaseEvent):
-    """A batch drawn at random and then shown: with probability q a Gaussian query, else nothing.
+class PublicBatchGaussian(_GaussianEvent):
+    """A batch drawn at random and then shown: with probability q a Gaussian query, else nothing."""
 
-    P and Q agree on the batch, so the loss is a Gaussian's with probability q and 0 otherwise.
-    """
-
-    noise_std: float
-    diameter: float
-    rate: float
-
-    def __post_init__(self) -> None:
-        _check_gaussian(self)
-
-    @property
-    def mu(self) -> float | None:
-        """D/s where every row is drawn."""
-        return self.diameter / self.noise_std if self.rate == 1 else None
-
-    @property
-    def free(self) -> bool:
-        """True when nothing moves, or nobody is drawn."""
-        return self.diameter / self.noise_std == 0 or self.rate == 0
-
-    def tail(self, eps: Array) -> tuple[Array, Array]:
-        """Return q times the Gaussian tails."""
-        mu = self.diameter / self.noise_std
-        z = mu / 2 - eps / mu
-        return self.rate * ndtr(z), self.rate * ndtr(z - mu)
-
-    def _profile(self, eps: Array) -> Array:
-        return self.rate * gaussian_profile(self.diameter / self.noise_std, eps)
+    noise_std: float = field(metadata=_NOISE)
+    diameter: float = field(metadata=_NUMBER)
+    rate: float = field(metadata=_RATE)
 
 
 @dataclass(frozen=True, slots=True)
-class PoissonGaussian(BaseEvent):
+class PoissonGaussian(_GaussianEvent):
     """A secret Poisson batch, each row drawn with probability q on its own; (r, d) = (R, D)/s in units of the noise.
 
     Given the other rows' draws, the sum is shifted by g(x, y) with probability q, by 0 otherwise. Divide it
@@ -336,26 +352,21 @@ class PoissonGaussian(BaseEvent):
     C = c e^{r(d−r)/2 − (r/d)ε}.
     """
 
-    noise_std: float
-    radius: float
-    diameter: float
-    rate: float
+    noise_std: float = field(metadata=_NOISE)
+    radius: float = field(metadata=_NUMBER)
+    diameter: float = field(metadata=_NUMBER)
+    rate: float = field(metadata=_RATE)
 
     # r is so many radii, in units of the noise.
     _RADII: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        _check_gaussian(self)
-
-    @property
-    def mu(self) -> float | None:
-        """D/s where every row is drawn."""
-        return self.diameter / self.noise_std if self.rate == 1 else None
-
-    @property
-    def free(self) -> bool:
-        """True when nothing moves, or nobody is drawn."""
-        return self.diameter / self.noise_std == 0 or self.rate == 0
+        _GaussianEvent.__post_init__(self)
+        if self.diameter > 2 * self.radius * (1 + 1e-12):
+            raise ValueError(
+                f"diameter must be at most twice the radius, got diameter {self.diameter!r} and radius "
+                f"{self.radius!r}. With norm clipping alone it is exactly twice the clipping norm."
+            )
 
     def tail(self, eps: Array) -> tuple[Array, Array]:
         """Return qΦ(z) + (1−q)Φ(z−r) and qΦ(z−d) + (1−q)Φ(z−r): the divergence and its slope in a."""
@@ -365,14 +376,12 @@ class PoissonGaussian(BaseEvent):
 
     def _profile(self, eps: Array) -> Array:
         """Return q[(1 − e^{−v}) call(z, r) + e^{−v} call(z, d)]: a sum of positive terms."""
-        if self.free:
-            return np.zeros_like(eps)
         r, d, v, z = self._threshold(eps)
         return self.rate * (-np.expm1(-v) * call_price(z, r) + np.exp(-v) * call_price(z, d))
 
     def _threshold(self, eps: Array) -> tuple[float, float, Array, Array]:
         """Return r, d, v and z."""
-        r, d = self._RADII * self.radius / self.noise_std, self.diameter / self.noise_std
+        r, d = self._RADII * self.radius / self.noise_std, self.shift
         with np.errstate(divide="ignore"):
             log_expm1 = np.maximum(eps, 0.0) + np.log(-np.expm1(-eps))
         odds = math.log1p(-self.rate) - math.log(self.rate) if self.rate < 1 else -math.inf
@@ -432,60 +441,6 @@ class NonPrivate(BaseEvent):
         """Return all mass at infinity."""
         return np.ones_like(eps), np.zeros_like(eps)
 
-    def _profile(self, eps: Array) -> Array:
-        return np.ones_like(eps)
-
-
-# -- checks of an event's numbers ----------------------------------------------------------------------------
-
-
-def _set_real(event: object, name: str, *, high: float = math.inf, finite: bool = True) -> None:
-    """Store the field as a float, or say what is wrong with it."""
-    value: Any = getattr(event, name)
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
-        raise ValueError(f"{name} must be a number, got {value!r}.")
-    number = float(cast("float", value))
-    if not 0 <= number <= high or (finite and math.isinf(number)):
-        bound = f"between 0 and {high:g}" if math.isfinite(high) else "at least 0"
-        raise ValueError(f"{name} must be {'finite and ' if finite else ''}{bound}, got {value!r}.")
-    object.__setattr__(event, name, number)
-
-
-def _check_noise(
-    event: object,
-    name: str,
-    *,
-    moved: float = 0.0,
-    high: float = math.inf,
-    instead: str = "A noiseless output is a NonPrivate event.",
-) -> None:
-    """Store the noise, refuse zero, and a ratio to what moves that leaves the range of floats when squared."""
-    _set_real(event, name, high=high)
-    noise: float = getattr(event, name)
-    if noise <= 0:
-        raise ValueError(f"{name} must be greater than 0, got 0. {instead}")
-    if moved > 0 and not 1e-100 <= moved / noise <= 1e100:
-        raise ValueError(
-            f"{name} {noise!r} and diameter {moved!r} are too far apart to account for. Without noise to "
-            "speak of it is a NonPrivate event."
-        )
-
-
-def _check_gaussian(event: Any) -> None:
-    """Store ``diameter`` and ``noise_std``, and ``radius`` and ``rate`` where the event has them."""
-    _set_real(event, "diameter")
-    _check_noise(event, "noise_std", moved=event.diameter)
-    names = {each.name for each in fields(event)}
-    if "rate" in names:
-        _set_real(event, "rate", high=1.0)
-    if "radius" in names:
-        _set_real(event, "radius")
-        if event.diameter > 2 * event.radius * (1 + 1e-12):
-            raise ValueError(
-                f"diameter must be at most twice the radius, got diameter {event.diameter!r} and radius "
-                f"{event.radius!r}. With norm clipping alone it is exactly twice the clipping norm."
-            )
-
 
 # -- queries, and their record in JSON -----------------------------------------------------------------------
 
@@ -512,6 +467,14 @@ class Query:
 
 
 Queries = tuple[Query, ...]
+
+
+def gathered(queries: Iterable[Query]) -> Queries:
+    """Return the queries with equal events counted together, in a fixed order so that equal histories are equal."""
+    counts: dict[Event, int] = {}
+    for query in queries:
+        counts[query.event] = counts.get(query.event, 0) + query.times
+    return tuple(Query(event, times) for event, times in sorted(counts.items(), key=lambda item: repr(item[0])))
 
 
 def of_group(event: Event, labels: int) -> Event:

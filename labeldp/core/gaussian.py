@@ -1,4 +1,4 @@
-"""Closed forms for the Gaussian mechanism, and tail sums of the discrete Gaussian, accurate far into the tails.
+"""Evaluate the Gaussian mechanism in closed form, and the discrete Gaussian by sums, accurate far into the tails.
 
 Write Φ, φ for the standard normal distribution and density, m(x) = Φ(−x)/φ(x) for the Mills ratio, and μ for the
 distance of the two means in units of the noise. With z = μ/2 − ε/μ (Balle & Wang 2018)
@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 _special: Any = scipy.special
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 # Relative accuracy granted to the special functions when a result must be rounded to the safe side.
-_ROUNDING = 1e-13
+ROUNDING = 1e-13
 # Beyond this many standard deviations a double-precision Gaussian weight is zero.
 _REACH = 38.6
 # Above this squared length of the moves the direct convolution of a small noise is too slow.
@@ -100,7 +100,7 @@ def gaussian_profile(mu: float, eps: Array) -> Array:
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Return the smallest δ of a Gaussian mechanism whose output moves by ``mu`` noise standard deviations."""
-    _check(mu=mu, epsilon=epsilon)
+    check_arguments(mu=mu, epsilon=epsilon)
     return 0.0 if math.isinf(epsilon) else float(gaussian_profile(mu, np.array([epsilon]))[0])
 
 
@@ -110,35 +110,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     >>> round(gaussian_epsilon(1.0, 1e-5), 6)
     4.377178
     """
-    _check(mu=mu, open_delta=delta)
+    check_arguments(mu=mu, open_delta=delta)
     # Φ(z) ≤ δ at this ε, since Φ(−t) ≤ e^{−t²/2}: a bracket without search.
     upper = mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
     return smallest_epsilon(lambda eps: gaussian_delta(mu, eps), delta, upper)
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return the largest μ that is (ε, δ) private, rounded down: the inverse of :func:`gaussian_epsilon`."""
-    _check(epsilon=epsilon, open_delta=delta)
-
-    def excess(log_mu: float) -> float:
-        return _log(gaussian_delta(math.exp(log_mu), epsilon)) - math.log(delta)
-
-    low = high = math.log(max(epsilon, delta))
-    while excess(low) > 0:
-        low -= 2
-    while excess(high) < 0:
-        high += 2
-    return math.exp(root(excess, low, high)) * (1 - 4 * _ROUNDING)
-
-
-def analytic_gaussian_std(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Return the noise standard deviation for an L2 ``sensitivity``, rounded up (Balle & Wang 2018).
-
-    >>> round(analytic_gaussian_std(1.0, 1e-5, 2**0.5), 5)
-    5.27591
-    """
-    _check(sensitivity=sensitivity)
-    return sensitivity / gaussian_mu(epsilon, delta)
 
 
 def smallest_epsilon(profile: Callable[[float], float], delta: float, upper: float) -> float:
@@ -147,22 +122,23 @@ def smallest_epsilon(profile: Callable[[float], float], delta: float, upper: flo
         return 0.0
 
     def excess(eps: float) -> float:
-        return _log(profile(eps)) - math.log(delta)
+        return finite_log(profile(eps)) - math.log(delta)
 
     if excess(upper) >= 0:
         return upper
-    eps = root(excess, 0.0, upper) * (1 + 2 * _ROUNDING)
+    eps = root(excess, 0.0, upper) * (1 + 2 * ROUNDING)
     while profile(eps) > delta and eps < upper:
-        eps *= 1 + 2 * _ROUNDING
+        eps *= 1 + 2 * ROUNDING
     return min(eps, upper)
 
 
-def _log(value: float) -> float:
-    # Where a profile underflows, or is exactly zero, the root search still needs a finite number.
+def finite_log(value: float) -> float:
+    """Return the logarithm; where a profile underflows, or is exactly zero, the root search needs a finite number."""
     return math.log(value) if value > 0 else -1e4
 
 
-def _check(open_delta: float = 0.5, **arguments: float) -> None:
+def check_arguments(open_delta: float = 0.5, **arguments: float) -> None:
+    """Raise AccountingError that names an argument which is no number of at least 0, or a δ that is no probability."""
     for name, value in arguments.items():
         if not value >= 0 or (math.isinf(value) and name != "epsilon"):
             raise AccountingError(f"{name} must be a finite number ≥ 0, got {value!r}.")
@@ -183,7 +159,7 @@ def reduced(moves: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
 
 
 def smooth_enough(noise_std: float, moves: tuple[int, ...]) -> bool:
-    """Whether Y = Σ mᵢXᵢ is itself a discrete Gaussian, of variance s²|m|², to better than 1e-30.
+    """Return whether Y = Σ mᵢXᵢ is itself a discrete Gaussian, of variance s²|m|², to better than 1e-30.
 
     P(Y = k) is e^{−k²/(2s²|m|²)} times a Gaussian sum over a shifted copy of the lattice {x : m·x = 0}. By
     Poisson summation that sum is a constant up to relative terms e^{−2π²s²ℓ²}, ℓ ranging over the non-zero

@@ -1,4 +1,4 @@
-"""How often each row met each event, plan by plan. The claim is the worst row.
+"""Keep how often each row met each event, plan by plan. The claim is the worst row.
 
 A history is the row's *plans* in order; a plan is the queries that were fixed before the first of them was drawn
 (:mod:`labeldp.core.filter` says why that matters). Rows with the same history form a *group*. Sequential and parallel
@@ -9,14 +9,15 @@ ten rows queried again at 0.5 become a group of their own (1.5).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from labeldp.core import filter as plan_filter
-from labeldp.core.events import Event, Queries, Query
+from labeldp.core.events import Event, Queries, Query, gathered
 from labeldp.core.filter import Plans
 
 RowIndex = npt.NDArray[np.intp]
@@ -40,7 +41,7 @@ class Group:
     @property
     def queries(self) -> Queries:
         """The queries of all plans, equal events merged."""
-        return merge_plans(self.plans)
+        return gathered(chain(*self.plans))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +69,9 @@ class Ledger:
 
     def charge(self, event: Event, times: int = 1, rows: npt.ArrayLike | None = None) -> Ledger:
         """Return the ledger after a plan of `times` queries of these rows (all when None; indices, unrepeated)."""
-        query = add_query((), event, times)
-        return self._changed(None if rows is None else np.asarray(rows, dtype=np.intp), lambda plans: (*plans, query))
+        return self.charge_plan([(event, times, None if rows is None else np.asarray(rows, dtype=np.intp))])
 
-    def charge_plan(self, charges: Iterable[Charged]) -> Ledger:
+    def charge_plan(self, charges: Sequence[Charged]) -> Ledger:
         """Return the ledger after one plan of all these charges: the queries of a row among them are one plan there.
 
         >>> from labeldp.core.events import PureDP
@@ -79,35 +79,30 @@ class Ledger:
         >>> [(group.rows, len(group.plans), len(group.queries)) for group in two.groups()]
         [(2, 1, 1), (1, 1, 2)]
         """
-        ledger, met = self, np.zeros(self.num_rows, dtype=bool)
+        asked = [rows for _, _, rows in charges if rows is not None]
+        anyone = np.unique(np.concatenate(asked)) if len(asked) == len(charges) > 0 else None
+        # An empty plan for everyone who is asked anything, and then the queries.
+        ledger = self._changed(anyone, lambda plans: (*plans, ())) if charges else self
         for event, times, rows in charges:
-            index = np.arange(self.num_rows, dtype=np.intp) if rows is None else rows
-            again, anew = index[met[index]], index[~met[index]]
-            ledger = ledger.charge(event, times, None if len(anew) == self.num_rows else anew)
-            ledger = ledger._changed(again, lambda plans, e=event, n=times: (*plans[:-1], add_query(plans[-1], e, n)))
-            met[index] = True
+            if type(times) is not int or times < 1:
+                raise ValueError(f"times={times!r} is not a number of queries; give a whole number of at least 1")
+            query = Query(event, times)
+            ledger = ledger._changed(rows, lambda plans, q=query: (*plans[:-1], gathered((*plans[-1], q))))
         return ledger
 
     def _changed(self, index: RowIndex | None, change: Callable[[Plans], Plans]) -> Ledger:
         """Return the ledger with the histories of these rows changed."""
         if index is None:
             return Ledger(self.num_rows, tuple(map(change, self.histories)), self.history_of_row)
-        before = np.zeros(self.num_rows, dtype=np.int32) if self.history_of_row is None else self.history_of_row
-        histories = list(self.histories)
-        known = {plans: i for i, plans in enumerate(histories)}
-        renamed = np.zeros(len(self.histories), dtype=np.int32)
-        for old in map(int, np.unique(before[index])):
-            plans = change(histories[old])
-            if plans not in known:
-                known[plans] = len(histories)
-                histories.append(plans)
-            renamed[old] = known[plans]
-        after = before.copy()
-        after[index] = renamed[before[index]]
-        # Histories that no row has any more are forgotten.
-        used, compact = np.unique(after, return_inverse=True)
-        kept = tuple(histories[int(i)] for i in used) or (histories[0],)
-        return Ledger(self.num_rows, kept, compact.astype(np.int32) if len(kept) > 1 else None)
+        count = len(self.histories)
+        marked = np.zeros(self.num_rows, dtype=np.int32) if self.history_of_row is None else self.history_of_row.copy()
+        marked[index] += count
+        # Histories that no row has any more are forgotten, and equal ones are one.
+        used, place = np.unique(marked, return_inverse=True)
+        after = [change(self.histories[i - count]) if i >= count else self.histories[i] for i in map(int, used)]
+        numbers: dict[Plans, int] = {}
+        renamed = np.array([numbers.setdefault(plans, len(numbers)) for plans in after], dtype=np.int32)
+        return Ledger(self.num_rows, tuple(numbers) or self.histories[:1], renamed[place] if len(numbers) > 1 else None)
 
     def groups(self) -> tuple[Group, ...]:
         """Return the distinct histories and how many rows have each, the empty ledger included."""
@@ -121,21 +116,6 @@ class Ledger:
         return worst_epsilon(self.groups(), delta)
 
 
-def add_query(queries: Queries, event: Event, times: int) -> Queries:
-    """Return the queries with one more, equal events merged, in a fixed order so that equal histories are equal."""
-    if type(times) is not int or times < 1:
-        raise ValueError(f"times={times!r} is not a number of queries; give a whole number of at least 1")
-    return merge_plans((queries, (Query(event, times),)))
-
-
-def merge_plans(plans: Plans) -> Queries:
-    """Return the queries of all plans as one, equal events merged, in a fixed order."""
-    counts: dict[Event, int] = {}
-    for query in (query for plan in plans for query in plan):
-        counts[query.event] = counts.get(query.event, 0) + query.times
-    return tuple(Query(e, t) for e, t in sorted(counts.items(), key=lambda item: repr(item[0])))
-
-
 def merge_disjoint(parts: Iterable[tuple[Group, ...]]) -> tuple[Group, ...]:
     """Return the groups of data sets that share no row, put side by side (parallel composition)."""
     sizes: dict[Plans, int] = {}
@@ -145,21 +125,8 @@ def merge_disjoint(parts: Iterable[tuple[Group, ...]]) -> tuple[Group, ...]:
 
 
 def worst_epsilon(groups: Iterable[Group], delta: float) -> float:
-    """Return the largest epsilon(delta) over the groups that have rows, or queries that no row has met yet."""
-    histories = {group.plans for group in groups}
-    # A history that another one goes on from, or a single plan inside another one, cannot be the worst row.
-    lengths = {len(plans) for plans in histories}
-    goes_on = {plans[:length] for plans in histories for length in lengths if length < len(plans)}
-    last = [plans for plans in histories if plans not in goes_on]
-    alone = [plans[0] for plans in last if len(plans) == 1]
-    inside = {mine for mine in alone if any(theirs != mine and _covers(theirs, mine) for theirs in alone)}
-    worst = (plans for plans in last if len(plans) != 1 or plans[0] not in inside)
-    return max((plan_filter.epsilon(plans, delta) for plans in worst), default=0.0)
-
-
-def _covers(theirs: Queries, mine: Queries) -> bool:
-    times = {query.event: query.times for query in theirs}
-    return all(times.get(query.event, 0) >= query.times for query in mine)
+    """Return the largest epsilon(delta) over the groups: the worst row, even if it is one that no data set has yet."""
+    return max((plan_filter.epsilon(plans, delta) for plans in {group.plans for group in groups}), default=0.0)
 
 
 # -- whose labels may change at once -------------------------------------------------------------------------
@@ -236,7 +203,7 @@ class Budget:
             raise ValueError(f"delta={self.delta} is not a probability below 1; give 0 or, say, 1e-6")
 
     def allows(self, spent: float) -> bool:
-        """Whether this much epsilon, at the budget's own delta, is within the budget."""
+        """Return whether this much epsilon, at the budget's own delta, is within the budget."""
         return spent <= self.epsilon * (1 + _FLOAT_DUST)
 
 

@@ -1,4 +1,4 @@
-"""Privacy loss distributions on a grid, composed by a tilted Fourier transform; always on the safe side.
+"""Compose privacy loss distributions on a grid by a tilted Fourier transform, always on the safe side.
 
 1. *Discretize.* On every cell (ε, ε+h] of the loss, keep the masses of P and of Q but move them to the two
    ends ("connect the dots", Doroshenko et al. 2022). The new pair dominates the old one at every ε.
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeldp.core.events import Event, Query
-from labeldp.core.gaussian import AccountingError
+from labeldp.core.gaussian import AccountingError, smallest_epsilon
 from labeldp.core.saddle import CoarsePLD, Saddle, coarse_pld, grid_step
 
 Array = NDArray[np.float64]
@@ -28,36 +28,29 @@ Array = NDArray[np.float64]
 MAX_LENGTH = 1 << 21
 _LARGEST_LOSS = 1e9
 _UNIT = 2.0**-53
-# What may be neglected, relative to δ, and at all; below _TINY a bound replaces the result.
-_NEGLECT, _SMALLEST, _TINY = 2e-8, 1e-60, 1e-40
+# What may be neglected, relative to δ.
+NEGLECT = 2e-8
 # Discretization error aimed at, and the largest one that is still worth a result; relative, in ε.
-_AIM, _HOPELESS = 4e-7, 0.05
-_FINE_CELLS = 1 << 17
-
-
-def pld_delta(queries: Sequence[Query], epsilon: float) -> float:
-    """δ(ε) of the composition, rounded up."""
-    # Far out the loss may have a heavy tail, which would draw the saddle point away from it.
-    rough = _rough(queries, _SMALLEST)
-    for _ in range(2):
-        rough = _rough(queries, max(_NEGLECT * rough.saddle_at_epsilon(epsilon).delta, _SMALLEST))
-    saddle = rough.saddle_at_epsilon(epsilon)
-    if saddle.epsilon < 0.999 * epsilon - 0.01 * saddle.spread or saddle.delta < _TINY:
-        return _chernoff(queries, saddle.tilt, epsilon)
-    # A relative error of _AIM in δ needs an error of _AIM/λ in ε.
-    composed = _compose(queries, rough, saddle, tolerance=_AIM / saddle.tilt)
-    return min(1.0, composed.delta(epsilon))
+AIM, _HOPELESS = 4e-7, 0.05
+# The grid for moments, and how likely the losses are that it leaves out.
+_FINE_CELLS, _LEFT_OUT = 1 << 17, 1e-40
 
 
 def pld_epsilon(queries: Sequence[Query], delta: float) -> float:
-    """Smallest ε ≥ 0 with δ(ε) ≤ delta, rounded up."""
-    rough = _rough(queries, _NEGLECT * delta)
+    """Return the smallest ε ≥ 0 with δ(ε) ≤ delta, rounded up."""
+    rough = coarse(queries, NEGLECT * delta)
     saddle = rough.saddle_at_delta(delta)
-    composed = _compose(queries, rough, saddle, tolerance=_AIM * max(saddle.epsilon, 0.05 * saddle.spread))
-    return composed.epsilon(delta, saddle.epsilon)
+    composed = compose(queries, rough, saddle, tolerance=AIM * max(saddle.epsilon, 0.05 * saddle.spread))
+    top = max(0.0, (composed.first + len(composed.mass) - 1) * composed.step)
+    if composed.delta(top) > delta:
+        raise AccountingError(
+            f"delta = {delta!r} is too small for these queries: the neglected mass alone may exceed it. "
+            "Use a larger delta."
+        )
+    return smallest_epsilon(composed.delta, delta, top)
 
 
-def _rough(queries: Sequence[Query], neglected: float) -> CoarsePLD:
+def coarse(queries: Sequence[Query], neglected: float) -> CoarsePLD:
     """Return the coarse picture, up to losses that all queries together exceed with probability ``neglected``."""
     steps = sum(query.times for query in queries)
     return coarse_pld(queries, [reach(query.event, neglected / steps) for query in queries])
@@ -70,12 +63,12 @@ def log_moment(event: Event, tilt: float) -> float:
 
 @lru_cache(maxsize=64)
 def _fine_grid(event: Event) -> Grid:
-    step = _aligned([Query(event)], reach(event, _TINY) / _FINE_CELLS)
-    return connect_dots(event, step, math.ceil(reach(event, _TINY) / step) + 1)
+    step = _aligned([Query(event)], reach(event, _LEFT_OUT) / _FINE_CELLS)
+    return connect_dots(event, step, math.ceil(reach(event, _LEFT_OUT) / step) + 1)
 
 
 def reach(event: Event, mass: float) -> float:
-    """A loss that P exceeds with probability at most ``mass``, near the smallest one."""
+    """Return a loss that P exceeds with probability at most ``mass``, near the smallest one."""
     low, high = 0.0, _LARGEST_LOSS
     edges = np.geomspace(1e-14, high, 460)
     if event.tail(edges[-1:])[0][0] > mass:
@@ -105,14 +98,14 @@ class Grid:
         return self.step * (np.arange(len(self.mass), dtype=np.float64) - len(self.mass) // 2)
 
     def log_moment(self, tilt: float) -> float:
-        """log Σ mass·e^{tilt·x}."""
+        """Return log Σ mass·e^{tilt·x}."""
         exponent = tilt * self.positions
         top = float(np.max(np.where(self.mass > 0, exponent, -np.inf)))
         return top + math.log(float(np.sum(self.mass * np.exp(np.minimum(exponent - top, 0.0)))))
 
 
 def connect_dots(event: Event, step: float, cells: int, times: int = 1) -> Grid:
-    """The dominating distribution on the grid: end weights w₀, w₁ of each cell keep the masses of both P and Q.
+    """Return the dominating distribution on the grid: end weights w₀, w₁ of each cell keep the masses of both P and Q.
 
     w₀ + w₁ = p and w₀ e^{−ε} + w₁ e^{−ε−h} = q give w₀ = (q e^ε − p e^{−h})/(1 − e^{−h}). The tails carry a
     few units of rounding; they are charged to w₀, hence in favour of the larger loss.
@@ -142,61 +135,23 @@ class Composition:
     step: float
     tilt: float
     log_moment: float
-    outside: float  # tilted mass that may be missing
-    rounding: float  # L2 norm of the error of ``mass``
+    missing: float  # tilted mass that may not be in ``mass``
     infinite: float
 
     def delta(self, epsilon: float) -> float:
-        """δ(ε) = Σ_{x>ε} f(x)(1 − e^{ε−x}), plus everything neglected."""
+        """Return δ(ε) = Σ_{x>ε} f(x)(1 − e^{ε−x}), plus everything neglected."""
         start = max(0, math.floor(epsilon / self.step) - self.first)
         # Further out the weights are below e^{−60}, and the tilted masses add up to one.
         stop = min(len(self.mass), start + math.ceil(60 / (self.tilt * self.step)) + 2)
         above = np.maximum((self.first + np.arange(start, stop)) * self.step - epsilon, 0.0)
         bulk = float(np.sum(self.mass[start:stop] * np.exp(-self.tilt * above) * -np.expm1(-above)))
-        return self._untilt(bulk + self._slack() + math.exp(-60), epsilon) + self.infinite
-
-    def epsilon(self, delta: float, guess: float) -> float:
-        """Solve δ(ε) = delta from a guess: between grid points δ is linear in e^ε."""
-        cell = self._crossing(delta, guess)
-        at = (self.first + cell) * self.step
-        excess = self.delta(at) - delta
-        if excess <= 0:
-            return max(0.0, at)
-        above = np.arange(1, len(self.mass) - cell) * self.step
-        slope = self._untilt(float(np.sum(self.mass[cell + 1 :] * np.exp(-(1 + self.tilt) * above))), at)
-        return max(0.0, at + (min(self.step, math.log1p(excess / slope)) if slope > 0 else self.step))
-
-    def _crossing(self, delta: float, guess: float) -> int:
-        """Last cell whose left end has δ(ε) > delta, else the first at ε ≥ 0. Newton steps, as δ ~ e^{−λε}."""
-        low, high = max(0, -self.first), len(self.mass) - 1
-        if self.delta((self.first + high) * self.step) > delta:
-            raise AccountingError(
-                f"delta = {delta!r} is too small for these queries: the neglected mass alone may exceed it. "
-                "Use a larger delta."
-            )
-        if self.delta((self.first + low) * self.step) <= delta:
-            return low
-        middle = math.floor(guess / self.step) - self.first
-        while high - low > 1:
-            middle = min(max(middle, low + 1), high - 1)
-            value = self.delta((self.first + middle) * self.step)
-            low, high = (middle, high) if value > delta else (low, middle)
-            move = math.log(value / delta) / (self.tilt * self.step) if value > 0 else -math.inf
-            # Landing on the far side of the root makes the bracket one cell wide at once.
-            middle = (low + high) // 2 if abs(move) > high - low else middle + math.floor(move) + (value <= delta)
-        return low
-
-    def _untilt(self, value: float, at: float) -> float:
-        exponent = self.log_moment - self.tilt * at
-        return value * math.exp(exponent) if exponent < 700 else math.inf
-
-    def _slack(self) -> float:
-        """Missing mass, and by Cauchy-Schwarz the rounding error against the weights e^{−tilt·(x−ε)}."""
-        decay = -math.expm1(-2 * self.tilt * self.step)
-        return self.outside + self.rounding * math.sqrt(min(1 / decay if decay > 0 else math.inf, len(self.mass)))
+        # e^700 times e^{−60} is more than any probability.
+        scale = math.exp(min(self.log_moment - self.tilt * epsilon, 700.0))
+        return (bulk + self.missing + math.exp(-60)) * scale + self.infinite
 
 
-def _compose(queries: Sequence[Query], rough: CoarsePLD, saddle: Saddle, tolerance: float) -> Composition:
+def compose(queries: Sequence[Query], rough: CoarsePLD, saddle: Saddle, tolerance: float) -> Composition:
+    """Return the distribution of the total loss, tilted to the saddle point; its grid moves ε by ``tolerance``."""
     tops = rough.tops
     step = max(grid_step(rough, saddle, tolerance), max(tops) / (MAX_LENGTH // 4))
     hopeless = max(tolerance, _HOPELESS * max(saddle.epsilon, 0.05 * saddle.spread))
@@ -206,12 +161,14 @@ def _compose(queries: Sequence[Query], rough: CoarsePLD, saddle: Saddle, toleran
             connect_dots(query.event, step, math.ceil(top / step) + 1, query.times)
             for query, top in zip(queries, tops, strict=True)
         ]
-        moment = _total(grids, saddle.tilt)
+        moment = log_moments(grids, saddle.tilt)
         first, length = _window(grids, rough, saddle, moment)
         if length <= MAX_LENGTH:
             mass, rounding = _convolve(grids, saddle.tilt, first, length)
-            outside = 2 * _NEGLECT * saddle.share
-            return Composition(mass, first, step, saddle.tilt, moment, outside, rounding, _infinite(grids))
+            # By Cauchy-Schwarz, the rounding error against the weights e^{−tilt·(x−ε)}.
+            decay = -math.expm1(-2 * saddle.tilt * step)
+            missing = 2 * NEGLECT * saddle.share + rounding * math.sqrt(min(1 / decay, length))
+            return Composition(mass, first, step, saddle.tilt, moment, missing, infinite_mass(grids))
         step *= 1.1 * length / MAX_LENGTH
     raise AccountingError(
         "these queries are beyond the accountant's reach: a grid fine enough for them has more than "
@@ -220,41 +177,34 @@ def _compose(queries: Sequence[Query], rough: CoarsePLD, saddle: Saddle, toleran
 
 
 def _aligned(queries: Sequence[Query], step: float) -> float:
-    """A step no longer, of which a lattice of losses is a multiple: what is already on the grid need not move."""
+    """Return a step no longer, of which a lattice of losses is a multiple: what is on the grid need not move."""
     spacing = max(query.event.lattice for query in queries)
     return spacing / math.ceil(spacing / step) if spacing > step else step
 
 
 def _window(grids: Sequence[Grid], rough: CoarsePLD, saddle: Saddle, moment: float) -> tuple[int, int]:
-    """First cell and length of a window that misses at most the allowed tilted mass at either end (Chernoff)."""
-    allowed = _NEGLECT * saddle.share
+    """Return first cell and length of a window that misses at most the allowed tilted mass at either end (Chernoff)."""
+    allowed = NEGLECT * saddle.share
     up, down = rough.chernoff_tilts(saddle, allowed)
-    high = (_total(grids, saddle.tilt + up) - moment - math.log(allowed)) / up
-    low = -(_total(grids, saddle.tilt - down) - moment - math.log(allowed)) / down
+    high = (log_moments(grids, saddle.tilt + up) - moment - math.log(allowed)) / up
+    low = -(log_moments(grids, saddle.tilt - down) - moment - math.log(allowed)) / down
     step = grids[0].step
     first = math.floor(low / step) - 2
     return first, int(_fourier().next_fast_len(max(math.ceil(high / step) + 2 - first, 64), real=True))
 
 
-def _chernoff(queries: Sequence[Query], tilt: float, epsilon: float) -> float:
-    """δ(ε) ≤ P(L > ε) ≤ e^{K(λ) − λε}, for results so small that only their order matters."""
-    tops = [reach(query.event, _SMALLEST / sum(each.times for each in queries)) for query in queries]
-    grids = [
-        connect_dots(query.event, top / 10_000, 10_000, query.times) for query, top in zip(queries, tops, strict=True)
-    ]
-    return min(1.0, math.exp(min(_total(grids, tilt) - tilt * epsilon, 0.0)) + _infinite(grids))
-
-
-def _infinite(grids: Sequence[Grid]) -> float:
+def infinite_mass(grids: Sequence[Grid]) -> float:
+    """Return the probability that a loss is infinite."""
     return -math.expm1(math.fsum(grid.times * math.log1p(-grid.infinite) for grid in grids))
 
 
-def _total(grids: Sequence[Grid], tilt: float) -> float:
+def log_moments(grids: Sequence[Grid], tilt: float) -> float:
+    """Return log E e^{tilt·L} of the total loss, where it is finite."""
     return math.fsum(grid.times * grid.log_moment(tilt) for grid in grids)
 
 
 def _convolve(grids: Sequence[Grid], tilt: float, first: int, length: int) -> tuple[Array, float]:
-    """Circular convolution of the tilted distributions on ``length`` cells from ``first``; the L2 norm of its error."""
+    """Return the tilted distributions convolved in a circle of ``length`` cells, and the L2 norm of the error."""
     log_size, angle = np.zeros(length // 2 + 1), np.zeros(length // 2 + 1)
     sizes: list[tuple[int, Array]] = []
     for grid in grids:
@@ -284,7 +234,10 @@ def _fourier() -> Any:
 
 
 def _rounding(log_size: Array, sizes: Sequence[tuple[int, Array]], length: int) -> float:
-    """A coefficient is off by at most u·O(log N); a power t multiplies that by t times the other factors."""
+    """Return the L2 norm of the error.
+
+    A coefficient is off by at most u·O(log N); a power t multiplies that by t times the other factors.
+    """
     unit = 16 * _UNIT * (math.log2(length) + 4)
     error = np.exp(np.minimum(log_size, 0.0))
     for times, size in sizes:

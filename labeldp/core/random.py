@@ -1,4 +1,4 @@
-"""Secure random bits, and exact draws from the discrete distributions that mechanisms need.
+"""Draw secure random bits, and exactly from the discrete distributions that mechanisms need.
 
 Mechanisms draw every bit of noise from one `SecureRandom`: AES-256 in counter mode under a key from the
 operating system. A seeded one exists for tests; its `source` says that it protects nobody.
@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import lru_cache, partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -185,16 +185,14 @@ def discrete_laplace(source: WordSource, rate: float | Fraction, size: int) -> I
         return np.zeros(size, dtype=np.int64)
     if not rate >= SMALLEST_RATE:
         raise ValueError(f"rate is {float(rate)!r}; give at least 2^-45 (more noise overflows int64)")
-    exact, result = Fraction(rate), np.empty(size, dtype=np.int64)
-    for start in range(0, size, _DRAWS_AT_ONCE):
-        part = result[start : start + _DRAWS_AT_ONCE]
-        open_cases = np.arange(len(part))
-        while open_cases.size:
-            magnitude = geometric(source, exact, open_cases.size)
-            negative = _narrow_words(source, open_cases.size, 8) < 128
-            part[open_cases] = np.where(negative, -magnitude, magnitude)
-            open_cases = open_cases[negative & (magnitude == 0)]
-    return result
+    exact = Fraction(rate)
+
+    def signed(count: int) -> tuple[IntArray, BoolArray]:
+        magnitude = geometric(source, exact, count)
+        negative = _narrow_words(source, count, 8) < 128
+        return np.where(negative, -magnitude, magnitude), negative & (magnitude == 0)
+
+    return _by_rejection(size, signed)
 
 
 def discrete_gaussian(source: WordSource, std: float | Fraction, size: int) -> IntArray:
@@ -206,22 +204,29 @@ def discrete_gaussian(source: WordSource, std: float | Fraction, size: int) -> I
     """
     if not 0 < std <= LARGEST_STD:
         raise ValueError(f"std is {float(std)!r}; give a positive number of at most 2^40")
-    exact, result = Fraction(std), np.empty(size, dtype=np.int64)
+    exact = Fraction(std)
     rate = Fraction(1, math.floor(exact) + 1)
+
+    def proposed(count: int) -> tuple[IntArray, BoolArray]:
+        drawn = discrete_laplace(source, rate, count)
+        with np.errstate(over="ignore"):
+            # Beyond 64 deviations the chance is below 2^-60 and every open word goes to exact digits.
+            gamma = 0.5 * np.square(np.abs(drawn) / float(exact) - float(exact * rate))
+        return drawn, ~exp_coins(source, gamma, lambda i: (abs(int(drawn[i])) - exact**2 * rate) ** 2 / (2 * exact**2))
+
+    return _by_rejection(size, proposed)
+
+
+def _by_rejection(size: int, propose: Callable[[int], tuple[IntArray, BoolArray]]) -> IntArray:
+    """Return `size` draws; `propose` makes so many, and says which of them are refused and drawn again."""
+    result = np.empty(size, dtype=np.int64)
     for start in range(0, size, _DRAWS_AT_ONCE):
         part = result[start : start + _DRAWS_AT_ONCE]
         open_cases = np.arange(len(part))
         while open_cases.size:
-            part[open_cases] = proposal = discrete_laplace(source, rate, open_cases.size)
-            open_cases = open_cases[~_accepted(source, proposal, exact, rate)]
+            part[open_cases], refused = propose(open_cases.size)
+            open_cases = open_cases[refused]
     return result
-
-
-def _accepted(source: WordSource, proposal: IntArray, std: Fraction, rate: Fraction) -> BoolArray:
-    with np.errstate(over="ignore"):
-        # Beyond 64 deviations the chance is below 2^-60 and every open word goes to exact digits.
-        gamma = 0.5 * np.square(np.abs(proposal) / float(std) - float(std * rate))
-    return exp_coins(source, gamma, lambda i: (abs(int(proposal[i])) - std**2 * rate) ** 2 / (2 * std**2))
 
 
 def geometric(source: WordSource, rate: Fraction, size: int, bits: int = _COIN_BITS) -> IntArray:
@@ -235,7 +240,10 @@ def geometric(source: WordSource, rate: Fraction, size: int, bits: int = _COIN_B
     result = np.zeros(size, dtype=np.int64)
     for place, digits in enumerate(places):
         result += coins(source, digits, size, bits).astype(np.int64) << place
-    return result + (_run_lengths(source, tail, size, bits) << len(places))
+    running = np.arange(size)
+    while (running := running[coins(source, tail, running.size, bits)]).size:
+        result[running] += 1 << len(places)
+    return result
 
 
 @lru_cache(maxsize=64)
@@ -243,14 +251,6 @@ def _binary_places(rate: Fraction) -> tuple[tuple[Digits, ...], Digits]:
     # Enough places that e^{-rate·2^J} ≤ e^{-32}: the rest above them is almost always zero.
     length = (math.ceil(_TAIL / rate) - 1).bit_length()
     return tuple(logistic_digits(rate * 2**place) for place in range(length)), exp_digits(rate * 2**length)
-
-
-def _run_lengths(source: WordSource, digits: Digits, size: int, bits: int) -> IntArray:
-    lengths = np.zeros(size, dtype=np.int64)
-    running = np.arange(size)
-    while (running := running[coins(source, digits, running.size, bits)]).size:
-        lengths[running] += 1
-    return lengths
 
 
 # -- the rounded Gaussian ------------------------------------------------------------------------------------
@@ -394,23 +394,20 @@ def _narrow_words(source: WordSource, size: int, bits: int) -> npt.NDArray[np.un
 
 def exp_digits(gamma: Fraction) -> Digits:
     """Return the digits of e^{-γ}."""
-
-    @cache
-    def digits(bits: int) -> tuple[int, int]:
-        return _scaled(_exp_bounds(gamma, bits), bits)
-
-    return digits
+    return partial(_digits, gamma, False)
 
 
 def logistic_digits(gamma: Fraction) -> Digits:
     """Return the digits of 1/(1 + e^γ) = e^{-γ}/(1 + e^{-γ}), an increasing function of e^{-γ}."""
+    return partial(_digits, gamma, True)
 
-    @cache
-    def digits(bits: int) -> tuple[int, int]:
-        low, high = _exp_bounds(gamma, bits)
-        return _scaled((low / (1 + low), high / (1 + high)), bits)
 
-    return digits
+@lru_cache(maxsize=4096)
+def _digits(gamma: Fraction, logistic: bool, bits: int) -> tuple[int, int]:
+    low, high = _exp_bounds(gamma, bits)
+    if logistic:
+        low, high = low / (1 + low), high / (1 + high)
+    return max(0, math.floor(low * 2**bits)), math.ceil(high * 2**bits)
 
 
 def _exp_bounds(gamma: Fraction, bits: int) -> tuple[Fraction, Fraction]:
@@ -426,7 +423,3 @@ def _exp_bounds(gamma: Fraction, bits: int) -> tuple[Fraction, Fraction]:
     if high < up.power(Decimal(2), Decimal(-bits - 64)):
         return Fraction(0), Fraction(1, 1 << (bits + 64))
     return Fraction(low), Fraction(high)
-
-
-def _scaled(bounds: tuple[Fraction, Fraction], bits: int) -> tuple[int, int]:
-    return max(0, math.floor(bounds[0] * 2**bits)), math.ceil(bounds[1] * 2**bits)

@@ -1,4 +1,4 @@
-"""A coarse picture of the privacy loss, from which tilt, window and grid of the exact computation are chosen.
+"""Choose tilt, window and grid of the exact computation from a coarse picture of the privacy loss.
 
 Nothing here enters a result: a bad choice costs accuracy or time, never soundness (`labeldp.core.pld` bounds what its
 own window and grid leave out). Write K(λ) for the log-moment of the total loss. The Laplace inversion of
@@ -48,14 +48,14 @@ class CoarsePLD:
     tops: tuple[float, ...]
 
     def cumulants(self, tilt: float) -> tuple[float, float, float]:
-        """K, K′, K″ of the total loss."""
+        """Return K, K′, K″ of the total loss."""
         log_moment, tilted = self._tilted(tilt)
         mean = np.sum(tilted * self.positions, axis=1)
         variance = np.sum(tilted * (self.positions - mean[:, None]) ** 2, axis=1)
         return float(self.times @ log_moment), float(self.times @ mean), float(self.times @ variance)
 
     def saddle(self, tilt: float) -> Saddle:
-        """The saddle point that belongs to a tilt."""
+        """Return the saddle point that belongs to a tilt."""
         k, mean, variance = self.cumulants(tilt)
         curvature = variance + tilt**-2 + (1 + tilt) ** -2
         epsilon = mean - 1 / tilt - 1 / (1 + tilt)
@@ -64,15 +64,15 @@ class CoarsePLD:
         return Saddle(tilt, epsilon, math.exp(max(log_delta, -690)), math.sqrt(variance), math.exp(log_share))
 
     def saddle_at_epsilon(self, epsilon: float) -> Saddle:
-        """Tilt for δ(ε)."""
+        """Return the saddle point for δ(ε)."""
         return self.saddle(self._solve(lambda tilt: self.saddle(tilt).epsilon - epsilon))
 
     def saddle_at_delta(self, delta: float) -> Saddle:
-        """Tilt for ε(δ)."""
+        """Return the saddle point for ε(δ)."""
         return self.saddle(self._solve(lambda tilt: math.log(delta) - math.log(self.saddle(tilt).delta)))
 
     def bias(self, saddle: Saddle, step: float) -> float:
-        """Expected rise of ε by connecting dots ``step`` apart.
+        """Return the expected rise of ε by connecting dots ``step`` apart.
 
         A mass at x in a cell [a, b] becomes a chord that is exact for 1 and e^{−x}; on e^{λx} it is too large by
         the factor 1 + ½λ(1+λ)(x−a)(b−x). A rise of K moves ε by 1/λ times it, but never a loss by more than a step.
@@ -83,7 +83,7 @@ class CoarsePLD:
         return float(self.times @ np.sum(tilted * rise, axis=1))
 
     def chernoff_tilts(self, saddle: Saddle, allowed: float) -> tuple[float, float]:
-        """Extra tilts (up, down) for which Chernoff's window of missing mass ``allowed`` is short."""
+        """Return extra tilts (up, down) for which Chernoff's window of missing mass ``allowed`` is short."""
         k = self.cumulants(saddle.tilt)[0]
         scale = 1 / max(saddle.spread, 1e-3 / saddle.tilt)
         candidates = scale * np.geomspace(0.25, 64, 17)
@@ -103,7 +103,7 @@ class CoarsePLD:
         return (top + np.log(total))[:, 0], raw / total
 
     def _solve(self, rising: Callable[[float], float]) -> float:
-        """Root in log λ of a function that rises with λ, or the nearer end of a very wide bracket."""
+        """Return the root in log λ of a function that rises with λ, or the nearer end of a very wide bracket."""
         spread = math.sqrt(self.cumulants(0.0)[2])
         low, high = math.log(1e-4 / spread), math.log(1e9 / spread)
         if rising(math.exp(low)) >= 0:
@@ -134,7 +134,7 @@ def _atoms(event: Event, top: float) -> tuple[Array, Array]:
 
 
 def grid_step(rough: CoarsePLD, saddle: Saddle, tolerance: float) -> float:
-    """Widest step whose bias in ε stays within ``tolerance``."""
+    """Return the widest step whose bias in ε stays within ``tolerance``."""
 
     def excess(log_step: float) -> float:
         return math.log(max(rough.bias(saddle, math.exp(log_step)), 1e-300)) - math.log(tolerance)

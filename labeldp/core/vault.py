@@ -1,4 +1,4 @@
-"""LabelVault: the one place where true labels live.
+"""Keep true labels in one place, a LabelVault, and answer mechanisms only.
 
 A vault runs mechanisms and nothing else. Each query is paid for first: new ledger, compared with the
 budget, stored, and only then drawn. A refused query leaves no trace; a crash can only over-count.
@@ -16,10 +16,9 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,14 +36,18 @@ from labeldp.core.ledger import (
     Unit,
     check_budget,
 )
+from labeldp.core.protocols import LeaseCounter, LedgerStore, QueryStore, Stores
 from labeldp.core.random import SecureRandom
 
-__all__ = ["LabelArray", "LabelVault", "Lease", "LeaseCounter", "LedgerStore", "Mechanism", "MechanismError"]
+__all__ = ["LabelArray", "LabelVault", "Lease", "Mechanism", "MechanismError"]
 
 Out = TypeVar("Out")
 Out_co = TypeVar("Out_co", covariant=True)
 LabelArray = npt.NDArray[np.unsignedinteger[Any]]
-LedgerStore = Callable[[Ledger], None]
+# Row numbers without repeats, or a mask; None for all rows.
+Rows = npt.ArrayLike | None
+# A release and nothing, or nothing and why there is none.
+Drawn = tuple[Out | None, BaseException | None]
 
 # A charge with its rows named by their digest, so that equal ones are equal.
 Named = tuple[Event, int, str]
@@ -119,9 +122,8 @@ class LabelVault:
 
     def _open_books(self, budget: Budget | None, store: LedgerStore | None, units: int) -> None:
         self._budget, self._store, self._ledger = budget, store, Ledger(units)
-        # Without the leases that the store already held; None while there are none.
-        self._stored: Ledger | None = None
-        self._query_ids: set[str] = set()
+        # What was paid for under an id, and its place in a plan; see `_charge`.
+        self._paid: dict[str | None, tuple[list[Named], int]] = {}
         # What this vault may draw, where it is that of a plan, and the plans made of it; see `plan`.
         self._reserved: Reserved | None = None
         self._plans: list[tuple[Reserved, Self]] = []
@@ -162,7 +164,7 @@ class LabelVault:
 
     # -- queries ---------------------------------------------------------------------------------------------
 
-    def release(self, mechanism: Mechanism[Out], rows: npt.ArrayLike | None = None) -> Out:
+    def release(self, mechanism: Mechanism[Out], rows: Rows = None) -> Out:
         """Pay for one query of these rows (all when None), then draw it.
 
         `rows` are indices without repeats, or a mask; the release follows their order. Rows the caller names
@@ -171,12 +173,7 @@ class LabelVault:
         return self.lease(mechanism, 1, rows)()
 
     def lease(
-        self,
-        mechanism: Mechanism[Out],
-        times: int,
-        rows: npt.ArrayLike | None = None,
-        *,
-        counter: LeaseCounter | None = None,
+        self, mechanism: Mechanism[Out], times: int, rows: Rows = None, *, counter: LeaseCounter | None = None
     ) -> Lease[Out]:
         """Pay for `times` queries now and return a callable that draws them one by one.
 
@@ -184,16 +181,13 @@ class LabelVault:
         outlives the process: another vault of the same labels pays for the whole of it in its own ledger, so that its
         certificate covers it, and can draw only what no process has begun to draw. A vault pays for a counter once.
         """
-        index = self._checked_rows(rows)
-        charges = self._charges(mechanism, times, index)
-        place = self._charge(charges, None if counter is None else self._bound(counter, charges, times, index))
-        return self._leased(mechanism, times, index, 0, counter, place)
+        return self.lease_batches([mechanism], times, [rows], counter=counter)[0]
 
     def lease_batches(
         self,
         mechanisms: Sequence[Mechanism[Out]],
         times: int,
-        batches: Sequence[npt.ArrayLike],
+        batches: Sequence[Rows],
         *,
         counter: LeaseCounter | None = None,
     ) -> tuple[Lease[Out], ...]:
@@ -203,29 +197,30 @@ class LabelVault:
         """
         if not 0 < len(mechanisms) == len(batches):
             raise ValueError(f"{len(mechanisms)} mechanisms for {len(batches)} batches; give one for each")
-        if self._ledger.num_rows != len(self):
-            raise ValueError(f"{self!r} does not charge row by row; query it with release or a plain lease")
-        parts = [cast("RowIndex", self._checked_rows(rows)) for rows in batches]
-        for mechanism, part in zip(mechanisms, parts, strict=True):
-            self._check_fit(mechanism, part)
-        events = {mechanism.event() for mechanism in mechanisms}
-        if len(events) != 1:
-            raise ValueError(f"the {len(parts)} batches have {len(events)} different events; they must cost the same")
-        together = self._checked_rows(np.concatenate(parts))
-        charges, sizes = [(events.pop(), times, together)], tuple(map(len, parts))
-        place = self._charge(
-            charges, None if counter is None else self._bound(counter, charges, times, together, sizes)
-        )
-        both = enumerate(zip(mechanisms, parts, strict=True))
-        return tuple(self._leased(mechanism, times, part, number, counter, place) for number, (mechanism, part) in both)
+        parts = [self._checked_rows(rows) for rows in batches]
+        asked = [self._charges(mechanism, times, part) for mechanism, part in zip(mechanisms, parts, strict=True)]
+        charges, rows, sizes = asked[0], parts[0], [len(self)]
+        if len(parts) > 1:
+            self._check_by_row()
+            named = cast("list[RowIndex]", parts)
+            rows, sizes = self._checked_rows(np.concatenate(named)), list(map(len, named))
+            charges = [(event, times, rows) for event in {event for ((event, _, _),) in asked}]
+            if len(charges) != 1:
+                raise ValueError(
+                    f"the {len(parts)} batches have {len(charges)} different events; they must cost the same"
+                )
+        if counter is not None:
+            self._bind(counter, charges, times, rows, sizes)
+        query_id = None if counter is None else counter.query_id
+        place, leases = self._charge(charges, query_id), list[Lease[Out]]()
+        for number, (mechanism, part) in enumerate(zip(mechanisms, parts, strict=True)):
+            self.assume(*getattr(mechanism, "assumptions", ()))
+            sample = partial(draw, mechanism, self._chosen(part), self._rng)
+            leases.append(Lease(sample, times, self._counting(query_id, place + number), counter, number))
+        return tuple(leases)
 
     def record(
-        self,
-        mechanism: Mechanism[Any],
-        rows: npt.ArrayLike | None = None,
-        *,
-        seeded: bool = False,
-        query_id: str | None = None,
+        self, mechanism: Mechanism[Any], rows: Rows = None, *, seeded: bool = False, query_id: str | None = None
     ) -> None:
         """Pay for a release that was drawn earlier, by a vault that is gone, and is about to be used again.
 
@@ -234,12 +229,12 @@ class LabelVault:
         holds `query_id`, the id of the counter under which it was paid for, is not charged again.
         """
         self._charge(self._charges(mechanism, 1, self._checked_rows(rows)), query_id)
-        self._assume_for(mechanism)
+        self.assume(*getattr(mechanism, "assumptions", ()))
         for vault in self._lineage() if seeded else ():
             vault._recorded_seeded = True
 
-    def assume(self, sentence: str) -> None:
-        """Let the certificate name something that the claim rests on and the ledger cannot show.
+    def assume(self, *sentences: str) -> None:
+        """Let the certificate name what the claim rests on and the ledger cannot show.
 
         >>> vault = LabelVault([0, 1], num_classes=2)
         >>> vault.assume("The list of classes was read off the labels and is declared public.")
@@ -247,13 +242,7 @@ class LabelVault:
         ('The list of classes was read off the labels and is declared public.',)
         """
         for vault in self._lineage():
-            if sentence not in vault._assumptions:
-                vault._assumptions = (*vault._assumptions, sentence)
-
-    def _assume_for(self, mechanism: Mechanism[Any]) -> None:
-        """Name what a mechanism's own proof rests on, where it says so."""
-        for sentence in getattr(mechanism, "assumptions", ()):
-            self.assume(sentence)
+            vault._assumptions = tuple(dict.fromkeys([*vault._assumptions, *sentences]))
 
     def _lineage(self) -> Iterator[LabelVault]:
         """Yield this vault and those that it is a part of: what this one's certificate must say, so must theirs."""
@@ -275,9 +264,7 @@ class LabelVault:
             assumptions=self._assumptions,
         )  # fmt: skip
 
-    def part(
-        self, rows: npt.ArrayLike | None = None, budget: Budget | None = None, *, store: LedgerStore | None = None
-    ) -> Self:
+    def part(self, rows: Rows = None, budget: Budget | None = None, *, store: LedgerStore | None = None) -> Self:
         """Return a vault of some rows (all when None) with a ledger, a budget and a store of its own.
 
         What the part is charged, this vault is charged first: its ledger covers all of its parts, and so does its
@@ -295,7 +282,7 @@ class LabelVault:
         part._open_books(budget, store, self._ledger.num_rows if index is None else len(index))
         return part
 
-    def plan(self, queries: Sequence[tuple[Event, int, npt.ArrayLike | None]], *, query_id: str | None = None) -> Self:
+    def plan(self, queries: Sequence[tuple[Event, int, Rows]], *, query_id: str | None = None) -> Self:
         """Return a vault that can draw these queries (event, times, rows) of this one, each once, and nothing else.
 
         All of them are paid for with the first that is drawn, as one plan: their events are fixed before any outcome,
@@ -313,13 +300,12 @@ class LabelVault:
         >>> [len(group.plans) for group in vault.ledger.groups()]
         [1, 1]
         """
-        if self._ledger.num_rows != len(self):
-            raise ValueError(f"{self!r} does not charge row by row; query it with release or a plain lease")
+        self._check_by_row()
         reserved = Reserved([(event, times, self._checked_rows(rows)) for event, times, rows in queries], query_id)
         for earlier, plan in self._plans:
             if earlier.query_id == query_id and earlier.left >= reserved.left:
                 return plan
-        if query_id in self._query_ids:
+        if query_id in self._paid:
             raise BudgetExceededError(f"the plan {query_id!r} has fewer queries left than asked for; pay for a new one")
         check_budget(self._ledger.charge_plan(reserved.charges).groups(), self.budget, self.unit)
         plan = self.part()
@@ -346,100 +332,77 @@ class LabelVault:
             raise ValueError(f"{mechanism!r} is not a mechanism; give an instance, say RandomizedResponse(1.0, 10)")
         mechanism.fits(len(self) if index is None else len(index), self.num_classes)
 
+    def _check_by_row(self) -> None:
+        if self._ledger.num_rows != len(self):
+            raise ValueError(f"{self!r} does not charge row by row; query it with release or a plain lease")
+
     def _charge(self, charges: Sequence[Charged], query_id: str | None = None) -> int:
-        """Charge all of it or nothing, stored before anything is drawn; return its place in a plan, else 0."""
+        """Charge all of it or nothing, stored before anything is drawn; return its place in a plan, else 0.
+
+        What was paid for under an id is not paid for again, and nothing else can be drawn under it.
+        """
         stay_home(self._home)
+        names = [] if query_id is None else list(map(_named, charges))
         with self._lock:
-            if query_id in self._query_ids:
-                return 0
-            place = 0
-            if self._reserved is None:
-                self._pay(charges, query_id)
+            if query_id in self._paid:
+                paid, place = self._paid[query_id]
+                if paid != names:
+                    raise ValueError(
+                        f"other queries were paid for under the id {query_id!r}; give these one of their own"
+                    )
+                return place
+            plan = self._reserved
+            if plan is None:
+                place = self._pay(charges, query_id)
             else:
-                place = self._reserved.place(charges)
-                if not self._reserved.paid:
-                    self._pay(self._reserved.charges, self._reserved.query_id)
-                self._reserved.take(place)
+                place = plan.place(charges)
+                if not plan.paid:
+                    self._pay(plan.charges, plan.query_id)
+                plan.take(place)
             if query_id is not None:
-                self._query_ids.add(query_id)
+                self._paid[query_id] = names, place
             return place
 
-    def _pay(self, charges: Sequence[Charged], query_id: str | None) -> None:
+    def _pay(self, charges: Sequence[Charged], query_id: str | None) -> int:
         """Charge one plan: this vault within its budget, the vault it is a part of, and the store."""
-        new = self._ledger.charge_plan(charges)
+        new, place = self._ledger.charge_plan(charges), 0
         check_budget(new.groups(), self.budget, self.unit)
         if self._whole is not None:
             whole, own = self._whole
             there = [(e, n, rows if own is None else own if rows is None else own[rows]) for e, n, rows in charges]
-            whole._charge(there, None if query_id is None else _known_as(query_id, own))
-        self._keep(new, charges, query_id)
+            place = whole._charge(there, _known_as(query_id, own))
+        if isinstance(self._store, QueryStore):
+            self._store.keep(charges, new.num_rows, query_id)
+        elif self._store is not None:
+            self._store(new)
         self._ledger = new
+        return place
 
-    def _keep(self, new: Ledger, charges: Sequence[Charged], query_id: str | None) -> None:
-        """Call the store, unless it holds these queries since an earlier process."""
-        store = self._store
-        if store is None:
-            return
-        if query_id is not None and isinstance(store, QueryStore):
-            if store.holds(query_id):
-                self._stored = self._ledger if self._stored is None else self._stored
-                return
-            store = partial(store, query_id=query_id)
-        kept = new if self._stored is None else self._stored.charge_plan(charges)
-        store(kept)
-        self._stored = None if self._stored is None else kept
-
-    def _bound(
-        self,
-        counter: LeaseCounter,
-        charges: Sequence[Charged],
-        times: int,
-        index: RowIndex | None,
-        sizes: tuple[int, ...] | None = None,
-    ) -> str:
+    def _bind(
+        self, counter: LeaseCounter, charges: Sequence[Charged], times: int, rows: RowIndex | None, sizes: Sequence[int]
+    ) -> None:
         """Bind a counter to what it counts, before it is paid for, so that it can never count anything else."""
-        rows = "all" if index is None else digest(index, sizes or (len(self),))
-        data = {"labels": len(self), "classes": self.num_classes, "rows asked": rows, **self._seed_mark()}
-        counter.bind({"event": event_to_json(charges[0][0]), "times": times, **data}, self._counting(counter.query_id))
-        return counter.query_id
+        if len(charges) != 1:
+            raise ValueError(f"{charges[0][0]!r} costs users differently; lease it without a counter")
+        data = {"labels": len(self), "classes": self.num_classes, **self._binding(rows, sizes)}
+        # No vault goes on with the draws of a seed, nor a seeded one with others.
+        seeded = {"seeded": True} if self._rng.seed is not None else {}
+        bound = {"event": event_to_json(charges[0][0]), "times": times, **data, **seeded}
+        counter.bind(bound, self._counting(counter.query_id))
 
-    def _counting(self, query_id: str) -> list[tuple[QueryStore, str]]:
-        """Return the stores that count prepaid queries, this vault's and those of the whole, each with the id there."""
-        own = [(self._store, query_id)] if isinstance(self._store, QueryStore) else []
-        return own if self._whole is None else own + self._whole[0]._counting(_known_as(query_id, self._whole[1]))
+    def _binding(self, rows: RowIndex | None, sizes: Sequence[int]) -> dict[str, str]:
+        """Return the name of the rows that a counter is for, and of how they are cut into batches."""
+        return {"rows asked": "all" if rows is None else digest(rows, sizes)}
 
-    def _seed_mark(self) -> dict[str, bool]:
-        """Return what keeps draws of a seed apart from others in one counter: no vault continues the other kind."""
-        return {"seeded": True} if self._rng.seed is not None else {}
+    def _counting(self, query_id: str | None, place: int = 0) -> list[tuple[QueryStore, str, int]]:
+        """Return the stores that count prepaid queries, here and in the whole, with the id and the place there."""
+        known = query_id if self._reserved is None else self._reserved.query_id
+        stores = [(self._store, known, place)] if known is not None and isinstance(self._store, QueryStore) else []
+        if self._whole is not None:
+            stores += self._whole[0]._counting(_known_as(known, self._whole[1]), place)
+        return stores
 
     # -- drawing ---------------------------------------------------------------------------------------------
-
-    def _leased(
-        self,
-        mechanism: Mechanism[Out],
-        times: int,
-        rows: RowIndex | None,
-        number: int,
-        counter: LeaseCounter | None,
-        place: int,
-    ) -> Lease[Out]:
-        self._assume_for(mechanism)
-        chosen, drawn = self._chosen(rows), 0 if counter is None else counter.drawn(number)
-        known = None if self._reserved is None else self._reserved.query_id
-        counted = () if counter is None else self._holding(counter.query_id)
-        of_plan = () if known is None else self._holding(known)
-
-        def begin(index: int) -> None:
-            if counter is not None:
-                counter.count(number, times, counted)
-            for store, query_id in of_plan:
-                store.begin(query_id, place, drawn + index, times)
-
-        return Lease(lambda *args: draw(mechanism, chosen, self._rng, *args), max(0, times - drawn), begin)
-
-    def _holding(self, query_id: str) -> list[tuple[QueryStore, str]]:
-        """Return the stores that hold these queries, and so count them."""
-        return [(store, known) for store, known in self._counting(query_id) if store.holds(known)]
 
     def _chosen(self, rows: RowIndex | None) -> LabelArray:
         if rows is None:
@@ -448,7 +411,7 @@ class LabelVault:
         chosen.setflags(write=False)
         return chosen
 
-    def _checked_rows(self, rows: npt.ArrayLike | None) -> RowIndex | None:
+    def _checked_rows(self, rows: Rows) -> RowIndex | None:
         if rows is None:
             return None
         index, num_rows = np.asarray(rows), len(self)
@@ -464,24 +427,18 @@ class LabelVault:
         outside = int(((index < 0) | (index >= num_rows)).sum())
         if outside:
             raise ValueError(f"rows has {outside} entries outside 0 … {num_rows - 1}")
-        seen = np.zeros(num_rows, dtype=bool)
-        seen[index] = True
-        repeats = len(index) - int(np.count_nonzero(seen))
+        repeats = len(index) - np.count_nonzero(np.bincount(index, minlength=num_rows))
         if repeats:
             raise ValueError(f"rows has {repeats} repeats; name each row once (query again to pay again)")
         return index
 
-    def __iter__(self) -> NoReturn:
-        raise TypeError("a LabelVault cannot be iterated; query it with release(mechanism)")
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "a LabelVault cannot be iterated, indexed, copied, pickled or turned into an array: true labels must not "
+            "leave it; query it with release(mechanism, rows=...)"
+        )
 
-    def __getitem__(self, _: object) -> NoReturn:
-        raise TypeError("a LabelVault cannot be indexed; query it with release(mechanism, rows=...)")
-
-    def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a LabelVault is not an array; query it with release(mechanism)")
-
-    def __reduce_ex__(self, _: object) -> NoReturn:
-        raise TypeError("a LabelVault cannot be pickled or copied; true labels must not leave it")
+    __iter__ = __getitem__ = __array__ = __reduce_ex__ = _refuse
 
 
 class Reserved:
@@ -498,10 +455,9 @@ class Reserved:
 
     def place(self, charges: Sequence[Charged]) -> int:
         """Return which query of the plan this is; BudgetExceededError unless it was reserved and not drawn yet."""
-        (charge,) = charges
-        found = [place for place, name in self._open.items() if name == _named(charge)]
+        ((event, times, rows),) = charges
+        found = [place for place, name in self._open.items() if name == _named(charges[0])]
         if not found:
-            event, times, rows = charge
             raise BudgetExceededError(
                 f"{times} × {event!r} of {'all' if rows is None else len(rows)} rows is not in the plan, or was drawn; "
                 "a plan holds what was fixed before its first query, so query the vault itself"
@@ -519,14 +475,14 @@ def _named(charge: Charged) -> Named:
     return event, times, "all" if rows is None else digest(np.sort(rows))
 
 
-def _known_as(query_id: str, part: RowIndex | None) -> str:
+def _known_as(query_id: str | None, part: RowIndex | None) -> str | None:
     """Return the id of a part's queries in the whole: a counter is not paid for by another part, of other rows."""
-    return query_id if part is None else f"{query_id} {digest(part)}"
+    return query_id if part is None or query_id is None else f"{query_id} {digest(part)}"
 
 
-def digest(rows: RowIndex, sizes: tuple[int, ...] | None = None) -> str:
+def digest(rows: RowIndex, sizes: Sequence[int] | None = None) -> str:
     """Return a short public name of a list of numbers, and of how it is cut into batches."""
-    cut = b"" if sizes is None else repr(sizes).encode()
+    cut = b"" if sizes is None else repr(tuple(sizes)).encode()
     return hashlib.sha256(cut + rows.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
@@ -544,37 +500,41 @@ class MechanismError(RuntimeError):
 
 
 class Lease(Generic[Out]):
-    """Prepaid queries: call it to draw the next one."""
+    """Prepaid queries: call it to draw the next one.
+
+    Before each is drawn it is counted: by the counter of a lease that outlives the process, and by the stores.
+    """
 
     def __init__(
-        self, draw: Callable[..., Out | Withheld], times: int, begin: Callable[[int], None] | None = None
+        self, draw: Callable[..., Drawn[Out]], times: int, stores: Stores, counter: LeaseCounter | None, number: int
     ) -> None:
-        self._draw = draw
-        self._times = self._remaining = times
-        self._begin = begin
-        self._lock = threading.Lock()
-        self._home = os.getpid()
+        self._draw, self._times, self._stores, self._counter, self._number = draw, times, stores, counter, number
+        self._begun = 0 if counter is None else counter.drawn(number)
+        self._lock, self._home = threading.Lock(), os.getpid()
 
     @property
     def remaining(self) -> int:
         """How many queries are paid for and not drawn yet."""
-        return self._remaining
+        return max(0, self._times - self._begun)
 
     def __call__(self, *args: Any) -> Out:
         """Draw the next prepaid query. Public arguments of the mechanism (a model, say) are passed on."""
         stay_home(self._home)
         with self._lock:
-            if self._remaining == 0:
+            if self.remaining == 0:
                 raise BudgetExceededError("this lease is used up; lease more queries from the vault")
             # On disk before anything is drawn: when this fails, nothing is drawn.
-            if self._begin is not None:
-                self._begin(self._times - self._remaining + 1)
-            self._remaining -= 1
-        drawn = self._draw(*args)
+            if self._counter is not None:
+                self._counter.count(self._number, self._times, self._stores)
+            else:
+                for store, query_id, place in self._stores:
+                    store.begin(query_id, place, self._begun + 1, self._times)
+            self._begun += 1
+        drawn, error = self._draw(*args)
         # Raised here and not where it happened: no frame of the traceback then holds a label.
-        if isinstance(drawn, Withheld):
-            raise drawn.error
-        return drawn
+        if error is not None:
+            raise error
+        return cast("Out", drawn)
 
     def __repr__(self) -> str:
         return f"Lease({self.remaining} queries left)"
@@ -583,83 +543,18 @@ class Lease(Generic[Out]):
         raise TypeError("a Lease cannot be pickled or copied; it holds the way to true labels")
 
 
-@dataclass(frozen=True)
-class Withheld:
-    """A failure without its message and its frames."""
-
-    error: BaseException
-
-
-def draw(mechanism: Mechanism[Out], labels: LabelArray, rng: SecureRandom, *args: Any) -> Out | Withheld:
-    """Return one release, or the bare fact that there is none."""
+def draw(mechanism: Mechanism[Out], labels: LabelArray, rng: SecureRandom, *args: Any) -> Drawn[Out]:
+    """Return one release; or None, and the bare fact that there is none."""
     try:
-        return mechanism.sample(labels, rng, *args)
+        return mechanism.sample(labels, rng, *args), None
     except KeyboardInterrupt:
-        return Withheld(KeyboardInterrupt())
+        return None, KeyboardInterrupt()
     except BaseException as error:
-        return Withheld(
-            MechanismError(
-                f"{type(mechanism).__name__} failed with {type(error).__name__} while it held labels; the query "
-                "stays charged and the message is withheld because it could quote a label. Reproduce it on "
-                "made-up labels with labeldp.testing.check_mechanism"
-            )
+        return None, MechanismError(
+            f"{type(mechanism).__name__} failed with {type(error).__name__} while it held labels; the query "
+            "stays charged and the message is withheld because it could quote a label. Reproduce it on "
+            "made-up labels with labeldp.testing.check_mechanism"
         )
-
-
-# -- what outlives a process ---------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class QueryStore(Protocol):
-    """A store that knows queries it was charged for by an earlier process (`labeldp.budgets.store.Account`).
-
-    It keeps what a ledger has *more* than the last one, so every ledger must be of one vault.
-    """
-
-    @property
-    def id(self) -> str:
-        """A random name of what keeps it: the same for all who charge it."""
-        ...
-
-    def __call__(self, ledger: Ledger, query_id: str | None = None) -> None:
-        """Keep what this ledger has more than the last one, under this id."""
-        ...
-
-    def begin(self, query_id: str, number: int, index: int, most: int) -> None:
-        """Write down that query `index` (1, 2, …) of batch `number` begins; raise if it did before, or is too many."""
-        ...
-
-    def holds(self, query_id: str) -> bool:
-        """Whether the queries of this id are kept already."""
-        ...
-
-    def serve(self, vault: str, unit: Unit) -> None:
-        """Take the id of the vault that uses the store, and its unit; ValueError for a second vault or another unit."""
-        ...
-
-
-class LeaseCounter(Protocol):
-    """Counts the prepaid queries of a run over all its processes (`labeldp.budgets.counter.QueryCounter`)."""
-
-    @property
-    def query_id(self) -> str:
-        """The random name under which the queries were paid for."""
-        ...
-
-    def bind(self, charge: Mapping[str, Any], stores: Sequence[tuple[QueryStore, str]] = ()) -> None:
-        """Fix what the queries cost, before they are paid for; raise if it was fixed to something else.
-
-        `stores` count the queries, too, each under an id: where there is none, a copy of the counter must be refused.
-        """
-        ...
-
-    def drawn(self, number: int = 0) -> int:
-        """Return how many queries of batch `number` were begun."""
-        ...
-
-    def count(self, number: int = 0, most: int | None = None, stores: Sequence[tuple[QueryStore, str]] = ()) -> None:
-        """Write down that a query of batch `number` begins, unless `most` have begun; return when it is on disk."""
-        ...
 
 
 # -- sealing: errors give counts, never values ---------------------------------------------------------------
@@ -704,17 +599,13 @@ def refuse_masked(labels: object) -> None:
 
 def _as_numbers(raw: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """Return the labels as a numeric array, and which of them are missing."""
-    if raw.dtype.kind in "biu":
-        return raw, np.zeros(raw.shape, dtype=bool)
-    if raw.dtype.kind == "f":
+    if raw.dtype.kind in "biuf":
         return raw, ~np.isfinite(raw)
     if raw.dtype.kind == "O":
         # Never let float() speak for itself here: its message quotes the value.
         missing = np.array([_is_missing(value) for value in raw], dtype=bool)
         if all(isinstance(value, (bool, int, np.integer, float, np.floating)) for value in raw[~missing]):
-            numbers = np.zeros(raw.shape)
-            numbers[~missing] = raw[~missing].astype(np.float64)
-            return numbers, missing
+            return np.where(missing, 0, raw).astype(np.float64), missing
     raise ValueError(
         f"labels are {_KINDS.get(raw.dtype.kind, 'not numbers')}; encode them as integers 0 … K − 1 in an order "
         "fixed in advance (not with an encoder fitted on the labels: that leaks which classes occur)"
@@ -722,7 +613,7 @@ def _as_numbers(raw: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
 
 
 def _is_missing(value: object) -> bool:
-    """Whether it is None, NaN, infinite, pandas.NA or pandas.NaT; recognised without importing pandas."""
+    """Return whether it is None, NaN, infinite, pandas.NA or pandas.NaT; recognised without importing pandas."""
     if value is None or type(value).__name__ in {"NAType", "NaTType"}:
         return True
     return isinstance(value, (float, np.floating)) and not math.isfinite(cast("float", value))

@@ -1,29 +1,36 @@
-"""Public columns of a table, brought to the few kinds a model reads, the same way for training and for predicting.
+"""Read public columns, of files and of frames in memory, and bring them to the few kinds that a model takes.
 
-    number     floats; a missing one is NaN                        (numbers, decimals, dates and times, booleans)
-    category   text; a missing one is the empty text               (text, dictionaries)
-    vector     several numbers: a list of fixed size               (embeddings)
+    number     floats; a missing one is NaN            (numbers, decimals, booleans; dates, times, durations in seconds)
+    category   text; a missing one is a value too      (text, dictionaries)
+    vector     several numbers: a list of fixed size   (embeddings, in files)
 
-A model keeps names and kinds, so that the columns of a new table are found by name, in any order, among others.
+`kind_of` decides how a column is read. A model keeps names and kinds, so that the columns of a new table are found by
+name, in any order, among others, and are read as they were when it was trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
 
-from labeldp.data import parquet
-from labeldp.data.arrow import pc
-from labeldp.data.csv import checked_delimiter, read_header
+from labeldp.data.csv import CsvTable, open_csv
+from labeldp.data.labels import is_missing, pc
+from labeldp.data.parquet import ParquetTable, open_parquet
 from labeldp.data.request import TableError, column_advice, listed
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
+# What a missing category of a frame is called: a value like any other.
+MISSING = "(missing)"
+
+
+# -- kinds -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -36,56 +43,101 @@ class Column:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"name": self.name, "kind": self.kind, "size": self.size}
+        return asdict(self)
 
 
-def column_names(path: Path, delimiter: str | None = None) -> list[str]:
-    """Return the names of all columns of a Parquet or CSV file, from its footer or header."""
-    kind = path.suffix.lower()
-    if not path.is_file():
-        raise TableError(f"{str(path)!r} is not a file; give the path of one Parquet or CSV file")
-    if kind not in TEXT + PARQUET:
-        raise TableError(f"{str(path)!r} has no known format; its name must end in {', '.join(PARQUET + TEXT)}")
-    if kind in PARQUET:
-        if delimiter is not None:
-            raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
-        with parquet.reading(path), parquet.opened(path) as file:
-            return list(file.schema_arrow.names)
-    with path.open("rb") as file:
-        cells = read_header(file, checked_delimiter(delimiter, path)).cells
-    try:
-        return [cell.decode("utf-8") for cell in cells]
-    except UnicodeDecodeError:
-        raise TableError(f"the header of {str(path)!r} is not UTF-8; save the file as UTF-8") from None
+def kind_of(name: str, kind: pa.DataType) -> str:
+    """Decide how a column of this type is read: "number", "category" or "vector"; refuse what no model reads.
 
-
-def read_columns(path: Path, names: Sequence[str], delimiter: str | None, as_text: Sequence[str] = ()) -> pa.Table:
-    """Read these columns and no others; those of `as_text` are not guessed to be numbers."""
-    if path.suffix.lower() in PARQUET:
-        with parquet.reading(path), parquet.opened(path) as file:
-            return file.read(columns=list(names))
-    import pyarrow.csv as pacsv
-
-    separator = checked_delimiter(delimiter, path)
-    parse = pacsv.ParseOptions(delimiter=separator.decode("ascii"), newlines_in_values=True)
-    texts = {name: pa.string() for name in as_text if name in names}
-    convert = pacsv.ConvertOptions(include_columns=list(names), column_types=texts)
-    try:
-        # Arrow's own block of 1 MiB would refuse a longer record.
-        return pacsv.read_csv(path, pacsv.ReadOptions(block_size=16 << 20), parse, convert)
-    except (pa.ArrowException, UnicodeError):
-        # Its message may quote a whole line, label included.
+    >>> kind_of("when", pa.date32()), kind_of("who", pa.string()), kind_of("face", pa.list_(pa.float32(), 64))
+    ('number', 'category', 'vector')
+    """
+    plain = kind.value_type if types.is_dictionary(kind) else kind
+    if _is_number(plain):
+        return "number"
+    # A column without any value is a category that is always missing.
+    if types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain) or types.is_null(plain):
+        return "category"
+    if types.is_fixed_size_list(plain) and _is_number(plain.value_type):
+        return "vector"
+    if types.is_binary(plain) or types.is_large_binary(plain):
         raise TableError(
-            f"{path.name} cannot be read as CSV; check that every line has as many fields as the header, give the "
-            "--delimiter, and save it as UTF-8"
-        ) from None
+            f"column {name!r} is not UTF-8 text; save the file as UTF-8, or leave the column out with --drop"
+        )
+    raise TableError(
+        f"column {name!r} holds {kind}, which no model reads; give numbers, text, dates or true/false, or leave it out "
+        "with --drop"
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    plain = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind)
+    return plain or (types.is_temporal(kind) and not types.is_interval(kind))
+
+
+def numbers(values: Any, name: str) -> npt.NDArray[np.float64]:
+    """Return a column's numbers, NaN where one is missing; dates, times and durations in seconds."""
+    kind = values.type
+    column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    try:
+        if types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+        if types.is_temporal(column.type):
+            # Since 1970, or since midnight.
+            clock = pa.time64("us") if types.is_time(column.type) else pa.timestamp("us")
+            unit = pa.duration("us") if types.is_duration(column.type) else clock
+            column = pc.divide(column.cast(unit, safe=False).cast(pa.int64()).cast(pa.float64()), pa.scalar(1e6))
+        elif types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        found = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+    except (pa.ArrowException, ValueError):
+        found = None
+    if found is None:
+        raise TableError(f"column {name!r} has type {kind}, but the model reads numbers there; check the table")
+    refuse_infinite(found, f"column {name!r}")
+    return found
+
+
+def refuse_infinite(found: npt.NDArray[Any], where: str) -> None:
+    """Raise TableError where numbers are infinite."""
+    if found.dtype.kind == "f" and np.isinf(found).any():
+        raise TableError(
+            f"{where} has infinite values; cap infinity and what is too large, and leave cells empty where nothing is "
+            "known"
+        )
+
+
+def texts(values: Any, name: str, missing: str) -> Any:
+    """Return a column's texts; `missing` where there is none. Numbers are written out."""
+    if kind_of(name, values.type) == "vector":
+        raise TableError(f"column {name!r} has type {values.type}, but the model was trained on text; check the table")
+    return pc.fill_null(values.cast(pa.string()), missing)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def open_table(path: Path, delimiter: str | None = None, argument: str = "") -> CsvTable | ParquetTable:
+    """Open a Parquet or CSV file: its footer or header is read, and nothing else. `argument` is for messages."""
+    where = f"{argument}={str(path)!r}" if argument else repr(str(path))
+    kind = path.suffix.lower()
+    if kind not in TEXT + PARQUET:
+        raise TableError(f"{where} has no known format; its name must end in {', '.join(PARQUET + TEXT)}")
+    if not path.is_file():
+        raise TableError(f"{where} is not a file; give the path of one Parquet or CSV file")
+    if kind in TEXT:
+        return open_csv(path, delimiter)
+    if delimiter is not None:
+        raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
+    return open_parquet(path)
 
 
 def read_public(
     path: Path, without: Sequence[str] = (), delimiter: str | None = None, as_text: Sequence[str] = ()
 ) -> pa.Table:
     """Read a Parquet or CSV file but for the columns `without`, which must be there and stay unread."""
-    names = column_names(path, delimiter)
+    source = open_table(path, delimiter)
+    names = source.names
     missing = [name for name in without if names.count(name) != 1]
     if missing:
         advice = column_advice(missing[0], names)
@@ -93,45 +145,70 @@ def read_public(
     kept = [name for name in names if name not in without]
     if not kept:
         raise TableError(f"{path.name} has no column beside {listed(without)}; give a table with public features")
-    table = read_columns(path, kept, delimiter, as_text)
-    if not table.num_rows:
-        raise TableError(f"{path.name} has no rows; give a table with some")
-    return table
+    return _with_rows(source.read(kept, as_text), path)
+
+
+def read_one(path: Path, name: str, delimiter: str | None = None) -> Any:
+    """Read one column of a Parquet or CSV file, and nothing else; that of a CSV file as the text that stands there."""
+    source = open_table(path, delimiter)
+    if source.names.count(name) != 1:
+        raise TableError(f"there is no single column {name!r} in {path.name}; check the spelling (case matters)")
+    return source.read([name], as_text=[name]).column(0)
 
 
 def read_like(
     path: Path, columns: Sequence[Column], delimiter: str | None = None, keep: Sequence[str] = ()
 ) -> tuple[pa.Table, pa.Table]:
     """Read the columns that a model was trained on, conformed, and those to `keep` as they are; no others are read."""
-    names = column_names(path, delimiter)
+    source = open_table(path, delimiter)
     for name in keep:
-        if name not in names:
+        if name not in source.names:
             raise TableError(f"--keep: there is no column {name!r} in {path}; check the spelling (case matters)")
-    _check_present(columns, names)
-    texts = [column.name for column in columns if column.kind == "category"]
+    _check_present(columns, source.names)
+    categories = [column.name for column in columns if column.kind == "category"]
     wanted = dict.fromkeys([*(column.name for column in columns), *keep])
-    table = read_columns(path, list(wanted), delimiter, as_text=(*texts, *keep))
-    if not table.num_rows:
-        raise TableError(f"{path.name} has no rows; give a table with some")
+    table = _with_rows(source.read(list(wanted), (*categories, *keep)), path)
     return conformed(table, columns), table.select(list(keep))
 
 
 def columns_of(table: pa.Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     """Return the columns a model can learn from, and the names of those left out because all values are the same."""
-    found = [_column(field, table.column(place)) for place, field in enumerate(table.schema)]
-    kept = tuple(column for column in found if column.kind != "constant")
+    kept, constant = [], []
+    for field, values in zip(table.schema, table.columns, strict=True):
+        kind = kind_of(field.name, field.type)
+        if kind == "vector":
+            kept.append(Column(field.name, kind, field.type.list_size))
+        elif len(pc.unique(values.cast(field.type.value_type) if types.is_dictionary(field.type) else values)) < 2:
+            constant.append(field.name)
+        else:
+            kept.append(Column(field.name, kind))
     if not kept:
         raise TableError(
             f"no public column says anything: {listed(table.column_names) or 'there is none'} "
             "each have one value in all rows; give at least one feature that varies"
         )
-    return kept, tuple(column.name for column in found if column.kind == "constant")
+    return tuple(kept), tuple(constant)
 
 
 def conformed(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
     """Return these columns of a table, in this order: float64 (NaN where missing) and text ('' where missing)."""
     _check_present(columns, table.column_names)
-    return pa.table(dict(part for column in columns for part in _values(table.column(column.name), column)))
+    found: dict[str, Any] = {}
+    for column in columns:
+        name, values = column.name, table.column(column.name)
+        if column.kind == "number":
+            found[name] = pa.array(numbers(values, name))
+        elif column.kind == "category":
+            found[name] = texts(values, name, "")
+        else:
+            kind = values.type
+            if not types.is_fixed_size_list(kind) or kind.list_size != column.size or values.null_count:
+                raise TableError(
+                    f"column {name!r} must hold lists of {column.size} numbers, none missing; check the table"
+                )
+            flat = numbers(values.combine_chunks().flatten(), name).reshape(-1, column.size)
+            found |= {f"{name}[{i}]": pa.array(np.ascontiguousarray(flat[:, i])) for i in range(column.size)}
+    return pa.table(found)
 
 
 def _check_present(columns: Sequence[Column], names: list[str]) -> None:
@@ -143,63 +220,128 @@ def _check_present(columns: Sequence[Column], names: list[str]) -> None:
         )
 
 
-def _column(field: pa.Field, values: Any) -> Column:
-    kind = field.type
-    if types.is_fixed_size_list(kind) and _is_number(kind.value_type):
-        return Column(field.name, "vector", kind.list_size)
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        raise TableError(
-            f"column {field.name!r} is not UTF-8 text; save the file as UTF-8, or leave the column out with --drop"
+def _with_rows(table: pa.Table, path: Path) -> pa.Table:
+    if not table.num_rows:
+        raise TableError(f"{path.name} has no rows; give a table with some")
+    return table
+
+
+# -- frames and arrays in memory -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns are numbers, in the order in which they come; the others are categories."""
+
+    numeric: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, columns: list[npt.NDArray[Any]]) -> Layout:
+        """Return which of these columns are numbers."""
+        return cls(tuple(column.dtype.kind == "f" for column in columns))
+
+    def split(self, columns: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
+        """Return numbers, (n, a), and categories, (n, b), each column as it was when the model was fitted."""
+        rows, floats, words = len(columns[0]) if columns else 0, [], []
+        for number, (column, numeric) in enumerate(zip(columns, self.numeric, strict=True)):
+            if numeric and column.dtype.kind != "f":
+                # All missing: a frame cannot tell what it would have been.
+                if (column != MISSING).any():
+                    raise TableError(f"X: column {number} holds text; it held numbers when the model was fitted")
+                floats.append(np.full(len(column), np.nan))
+            elif column.dtype.kind == "f" and not numeric:
+                # Postcodes, say, that happen to be all digits.
+                written = (str(int(value)) if value == np.floor(value) else str(value) for value in column.tolist())
+                words.append(np.array([MISSING if text == "nan" else text for text in written]))
+            else:
+                (floats if numeric else words).append(column)
+        return (
+            np.stack(floats, axis=1) if floats else np.empty((rows, 0)),
+            np.stack(words, axis=1) if words else np.empty((rows, 0), dtype="U1"),
         )
-    if not (types.is_null(kind) or _is_number(kind) or _is_text(kind)):
-        raise TableError(f"column {field.name!r} has type {kind}, which no model reads; leave it out with --drop")
-    if types.is_dictionary(kind):
-        values = values.cast(kind.value_type)
-    if len(pc.unique(values)) < 2:
-        return Column(field.name, "constant")
-    return Column(field.name, "category" if _is_text(kind) else "number")
 
 
-def _values(values: Any, column: Column) -> Iterator[tuple[str, Any]]:
-    """Name and values of what one column becomes: itself, or one column for each number of a vector."""
-    name, kind = column.name, values.type
-    if column.kind == "number":
-        yield name, pa.array(_numbers(values, name))
-    elif column.kind == "category":
-        if not (_is_text(kind) or _is_number(kind) or types.is_null(kind)):
-            raise TableError(f"column {name!r} has type {kind}, but the model was trained on text; check the table")
-        yield name, pc.fill_null(values.cast(pa.string()), "")
-    else:
-        if not types.is_fixed_size_list(kind) or kind.list_size != column.size or values.null_count:
-            raise TableError(f"column {name!r} must hold lists of {column.size} numbers, none missing; check the table")
-        flat = _numbers(pa.chunked_array([values.combine_chunks().flatten()]), name).reshape(-1, column.size)
-        yield from ((f"{name}[{i}]", pa.array(np.ascontiguousarray(flat[:, i]))) for i in range(column.size))
+def is_frame(inputs: object) -> bool:
+    """Return whether it is a table with named columns: pandas, polars or Arrow; none is imported to find out."""
+    module = type(inputs).__module__.split(".")[0]
+    return module in {"pandas", "polars", "pyarrow"} and hasattr(inputs, "columns") and not hasattr(inputs, "name")
 
 
-def _numbers(values: Any, name: str) -> np.ndarray:
-    try:
-        if types.is_temporal(values.type) and not types.is_duration(values.type):
-            # Seconds since 1970, or since midnight.
-            unit = pa.time64("us") if types.is_time(values.type) else pa.timestamp("us")
-            values = pc.divide(values.cast(unit).cast(pa.int64()).cast(pa.float64()), pa.scalar(1e6))
-        if types.is_boolean(values.type):
-            values = values.cast(pa.int8())
-        found = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
-    except (pa.ArrowException, ValueError):
-        found = None
-    if found is None:
-        raise TableError(f"column {name!r} has type {values.type}, but the model reads numbers there; check the table")
-    if np.isinf(found).any():
-        raise TableError(f"column {name!r} has infinite values; cap them, or leave cells empty where nothing is known")
+def names_of(frame: Any) -> list[Any]:
+    """Return the names of a frame's columns."""
+    # An Arrow table's `columns` are the data.
+    return list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
+
+
+def read_frame(frame: Any) -> list[npt.NDArray[Any]]:
+    """Return one array per column: float64 for numbers, text for categories."""
+    found = []
+    for name in names_of(frame):
+        column = _arrow_column(frame[name])
+        kind = kind_of(str(name), column.type)
+        if kind == "vector":
+            raise TableError(f"X: column {str(name)!r} holds {column.type}; give its numbers as columns of their own")
+        if kind == "number":
+            found.append(numbers(column, str(name)))
+        else:
+            found.append(np.asarray(texts(column, str(name), MISSING).to_pylist(), dtype=str))
     return found
 
 
-def _is_number(kind: Any) -> bool:
-    plain = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind)
-    return plain or types.is_date(kind) or types.is_timestamp(kind) or types.is_time(kind)
+def _arrow_column(column: Any) -> Any:
+    if type(column).__module__.startswith("pandas"):
+        try:
+            return pa.array(column, from_pandas=True)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.array([None if is_missing(value) else str(value) for value in column], pa.string())
+    if hasattr(column, "to_arrow"):
+        column = column.to_arrow()
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _is_text(kind: Any) -> bool:
-    if types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+def read_array(inputs: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Return one array per column of a plain array (n, p); a column of objects is numeric where all of it is."""
+    if inputs.dtype.kind in "biuf":
+        refuse_infinite(inputs, "X")
+        return list(inputs.astype(np.float64).T)
+    return [_object_column(f"X: column {number}", column) for number, column in enumerate(inputs.astype(object).T)]
+
+
+def _object_column(where: str, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    missing = np.array([is_missing(value) for value in column], dtype=bool)
+    given = column[~missing]
+    if all(
+        isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, (str, bytes)) for value in given
+    ):
+        found = np.full(len(column), np.nan)
+        found[~missing] = [float(value) for value in given]
+        refuse_infinite(found, where)
+        return found
+    odd = next((type(value).__name__ for value in given if not isinstance(value, str)), None)
+    if odd is not None:
+        raise TableError(f"{where} mixes text with {odd}; an argument must be a string or a number")
+    return np.where(missing, MISSING, column).astype(str)
+
+
+def comes_in_parts(inputs: Any) -> bool:
+    """Return whether some rows are read as all would be: types are the columns', not found in their values."""
+    if isinstance(inputs, np.ndarray):
+        return inputs.ndim == 2 and inputs.dtype.kind in "biuf"
+    # A pandas column of objects may hold anything.
+    return is_frame(inputs) and not any(str(kind).lower() == "object" for kind in getattr(inputs, "dtypes", ()))
+
+
+def parts_of(inputs: Any, at_once: int) -> Iterator[Any]:
+    """Yield all rows, so many at a time; none is copied."""
+    for start in range(0, len(inputs), at_once):
+        if hasattr(inputs, "slice"):
+            yield inputs.slice(start, at_once)
+        else:
+            yield (inputs.iloc if hasattr(inputs, "iloc") else inputs)[start : start + at_once]
+
+
+def take_rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
+    """Return these rows of a table, array, tensor or list."""
+    if is_frame(inputs) and hasattr(inputs, "take"):
+        return inputs.take(rows)
+    return [inputs[row] for row in rows] if isinstance(inputs, (list, tuple)) else inputs[rows]

@@ -1,4 +1,4 @@
-"""The one door for labels: features come out open, labels come out sealed in a vault.
+"""Let labels in by the one door: features come out open, labels come out sealed in a vault.
 
     read           a table, or a data set by name: public features, a vault, and what the columns are
     seal_column    one column of a file, and nothing else of it
@@ -12,7 +12,6 @@ label: errors give counts.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,22 +23,19 @@ import pyarrow as pa
 
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.data import arrays, csv, labels, parquet
-from labeldp.data.columns import (
-    PARQUET,
-    TEXT,
-    Column,
-    column_names,
-    columns_of,
-    conformed,
-    read_columns,
-    read_like,
-    read_public,
-)
+from labeldp.data.columns import Column, columns_of, conformed, open_table, read_like, read_one, read_public
 from labeldp.data.files import ADULT_CLASSES, MissingDataError, adult_path
-from labeldp.data.overlap import others
-from labeldp.data.request import TableError, checked
-from labeldp.data.splits import OpenLabels, refusing
+from labeldp.data.labels import (
+    OBSERVED,
+    as_array,
+    as_codes,
+    as_numbers,
+    checked_classes,
+    column_numbers,
+    declared_by_type,
+)
+from labeldp.data.open_rows import Features, OpenLabels, OpenRows, same_file
+from labeldp.data.request import TableError, declared_classes, refusing, usable
 from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
 
@@ -47,20 +43,6 @@ from labeldp.mechanisms.values import Grid, ValueVault
 NAMES = ("adult", "mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "cinic10")
 # Numbers between declared bounds are rounded to so many levels.
 LEVELS = 256
-
-Features = pa.Table | npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class OpenRows:
-    """Public features and their open labels, without the `left_out` rows that were trained on."""
-
-    features: Features = field(repr=False)
-    labels: OpenLabels
-    left_out: int = 0
-
-    def __len__(self) -> int:
-        return len(self.features)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,7 +81,7 @@ class PrivateData:
 
     @property
     def described(self) -> tuple[str, ...]:
-        """The features in a few words."""
+        """Return the features in a few words."""
         if self.columns is not None:
             return tuple(column.name for column in self.columns)
         return (" × ".join(map(str, np.shape(self.features)[1:])) + " pixels",)
@@ -134,7 +116,7 @@ def read(
         drop: columns that are not features.
         delimiter: of CSV files; a tab for `.tsv` and a comma otherwise when None.
         test: a table like the first whose labels are public. Rows that are trained on are left out of it, and a table
-            made of them is refused; see `labeldp.data.overlap`.
+            made of them is refused; see `labeldp.data.open_rows`.
         rng: the vault's noise; operating-system entropy when None.
 
     Raises:
@@ -167,25 +149,16 @@ def read(
     known = None if ids is None else read_ids(path, ids, delimiter)
     opened = None
     if test is not None:
-        if _same_file(path, Path(test)):
+        if same_file(path, Path(test)):
             raise TableError(
                 f"test={str(test)!r} holds the rows that are trained on, and their labels are secret; leave it out, or "
                 "give other rows, whose labels are public"
             )
         rows, both = read_open(Path(test), label, classes, columns, delimiter), None
-        if ids is not None and ids in column_names(Path(test), delimiter):
+        if ids is not None and ids in open_table(Path(test), delimiter).names:
             both = read_ids(Path(test), ids, delimiter), known
-        opened = _without_training_rows(rows, features, both)
+        opened = rows.without_training_rows(features, both)
     return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, left_out, opened, known)
-
-
-def _without_training_rows(opened: OpenRows, training: Features, ids: tuple[Any, Any] | None = None) -> OpenRows:
-    kept = others(opened.features, training, ids)
-    if kept.all():
-        return opened
-    rows: Any = opened.features
-    features = rows.filter(pa.array(kept)) if isinstance(rows, pa.Table) else rows[kept]
-    return OpenRows(features, OpenLabels(opened.labels.values[kept]), int(np.count_nonzero(~kept)))
 
 
 def read_ids(path: Path, column: str, delimiter: str | None = None) -> tuple[str, ...]:
@@ -193,10 +166,8 @@ def read_ids(path: Path, column: str, delimiter: str | None = None) -> tuple[str
 
     In a CSV file an id is the text that stands there, in a Parquet file its value written as text.
     """
-    if column_names(path, delimiter).count(column) != 1:
-        raise TableError(f"there is no single column {column!r} in {path.name}; check the spelling (case matters)")
     try:
-        found = read_columns(path, [column], delimiter, as_text=(column,)).column(0).cast(pa.string()).to_pylist()
+        found = read_one(path, column, delimiter).cast(pa.string()).to_pylist()
     except pa.ArrowException:
         raise TableError(f"the column {column!r} of {path.name} holds no ids: it cannot be written as text") from None
     missing = found.count("") + found.count(None)
@@ -209,7 +180,7 @@ def read_ids(path: Path, column: str, delimiter: str | None = None) -> tuple[str
 
 
 def _named(name: str, rng: SecureRandom | None) -> PrivateData:
-    """A data set by name: images found through $LABELDP_DATA, or the bundled Adult table."""
+    """Read a data set by name: images found through $LABELDP_DATA, or the bundled Adult table."""
     if name == "adult":
         return read(adult_path(), "income", ADULT_CLASSES, test=adult_path("test"), rng=rng)
     from labeldp.data import benchmarks
@@ -220,7 +191,7 @@ def _named(name: str, rng: SecureRandom | None) -> PrivateData:
         found = benchmarks.load(name, rng=rng)
     except MissingDataError as error:
         raise TableError(str(error)) from None
-    opened = _without_training_rows(OpenRows(found.test, found.test_labels), found.train)
+    opened = OpenRows(found.test, found.test_labels).without_training_rows(found.train)
     return PrivateData(name, "", found.train, found.vault, found.classes, test=opened)
 
 
@@ -278,17 +249,17 @@ def seal_classes(y: Any, classes: Any, name: str, users: Any = None) -> tuple[np
     >>> seal_classes(["no", "yes", "no"], ["yes", "no"], "the example")
     (array(['no', 'yes'], dtype='<U3'), LabelVault(3 labels, num_classes=2, budget=None))
     """
-    observed = isinstance(classes, str) and classes == arrays.OBSERVED
+    observed = isinstance(classes, str) and classes == OBSERVED
     if isinstance(y, LabelVault):
         if users is not None:
             raise ValueError("users is given with a vault, which knows whose its labels are; leave it out")
         # The vault declared how many there are.
-        known = arrays.checked_classes(range(y.num_classes) if classes is None or observed else classes)
+        known = checked_classes(range(y.num_classes) if classes is None or observed else classes)
         if len(known) != y.num_classes:
             raise ValueError(f"classes names {len(known)} classes and the vault has {y.num_classes}; declare the same")
         return known, y
-    raw = arrays.as_array(y, name)
-    found = arrays.declared_by_type(y) if classes is None else classes
+    raw = as_array(y, name)
+    found = declared_by_type(y) if classes is None else classes
     if found is None:
         raise ValueError(
             f"classes is not given to {name}, and is not read off the labels: which classes occur is private. If a "
@@ -296,7 +267,7 @@ def seal_classes(y: Any, classes: Any, name: str, users: Any = None) -> tuple[np
             'categories, a polars Enum, an Arrow dictionary, true/false); or write classes="observed" where the list '
             "is public anyway, which the certificate then states"
         )
-    known, codes = arrays.encode(raw, found)
+    known, codes = as_codes(raw, found)
     vault = LabelVault(codes, len(known)) if users is None else UserVault(codes, users, len(known))
     if observed:
         vault.assume("The list of classes was read off the labels and declared public: it is not protected.")
@@ -313,7 +284,7 @@ def seal_numbers(y: Any, bounds: Any, *, name: str = "seal_numbers", rng: Secure
     """
     grid = grid_of(bounds)
     if not isinstance(y, LabelVault):
-        return ValueVault(scaled(arrays.as_numbers(arrays.as_array(y, name)), bounds), grid, rng=rng)
+        return ValueVault(scaled(as_numbers(as_array(y, name)), bounds), grid, rng=rng)
     if not isinstance(y, ValueVault) or y.grid != grid:
         raise ValueError(f"y is {y!r}, which holds no numbers of {name}'s; seal them with labeldp.data.seal_numbers")
     return y
@@ -343,30 +314,20 @@ def open_labels(y: Any, name: str) -> npt.NDArray[Any]:
             "score(X, OpenLabels(y)), with OpenLabels from labeldp.data. Secret labels are compared by "
             "labeldp.estimator.select, which pays for it"
         )
-    return arrays.as_array(y.values, name)
+    return as_array(y.values, name)
 
 
 def _class_column(
     path: Path, label: str, classes: Iterable[object], delimiter: str | None
 ) -> npt.NDArray[np.signedinteger[Any]]:
-    """The class number of every row, in one pass; TableError, with counts only, if one is missing or undeclared."""
-    request, kind = checked(label, classes, 0.0), path.suffix.lower()
-    if kind not in TEXT + PARQUET:
-        raise TableError(f"{str(path)!r} has no known format; its name must end in {', '.join(PARQUET + TEXT)}")
-    if not path.is_file():
-        raise TableError(f"{str(path)!r} is not a file; give the path of one Parquet or CSV file")
-    if kind in TEXT:
-        return csv.open_csv(path, request, delimiter).codes(request)
-    if delimiter is not None:
-        raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
-    return parquet.open_parquet(path, request).codes(request)
+    """Return the class number of every row; TableError, with counts only, if one is missing or undeclared."""
+    names = declared_classes(label, classes)
+    return np.concatenate([np.empty(0, np.int64), *usable(open_table(path, delimiter).codes(label, names), names)])
 
 
 def _number_column(path: Path, label: str, delimiter: str | None) -> npt.NDArray[np.float64]:
-    """The number of every row; TableError, with counts only, if one is missing or none."""
-    if column_names(path, delimiter).count(label) != 1:
-        raise TableError(f"there is no single column {label!r} in {path.name}; check the spelling (case matters)")
-    found = labels.numbers(read_columns(path, [label], delimiter, as_text=(label,)).column(0), label)
+    """Return the number of every row; TableError, with counts only, if one is missing or none."""
+    found = column_numbers(read_one(path, label, delimiter), label)
     unusable = int(np.count_nonzero(~np.isfinite(found)))
     if unusable:
         raise TableError(
@@ -382,16 +343,3 @@ def _number_column(path: Path, label: str, delimiter: str | None) -> npt.NDArray
 def _check_declared(classes: Sequence[str], bounds: tuple[float, float] | None) -> None:
     if bool(classes) == (bounds is not None):
         raise TableError(f"classes={classes!r} and bounds={bounds!r}: give the classes, or bounds for numbers")
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    """Whether both are one file, or hold the same bytes."""
-    if not (one.is_file() and other.is_file()) or one.stat().st_size != other.stat().st_size:
-        return False
-    if one.samefile(other):
-        return True
-    digests = []
-    for path in (one, other):
-        with path.open("rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").digest())
-    return digests[0] == digests[1]

@@ -68,12 +68,12 @@ class Official:
 
 
 def data_root() -> Path:
-    """The folder of all data sets: $LABELDP_DATA, else ~/.cache/labeldp."""
+    """Return the folder of all data sets: $LABELDP_DATA, else ~/.cache/labeldp."""
     return Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "labeldp").expanduser()
 
 
 def folders(official: Official, root: Path | str | None) -> list[Path]:
-    """Where the files may be. A root that is given is the only place; without one there may be others."""
+    """Return where the files may be. A root that is given is the only place; without one there may be others."""
     if root is not None:
         homes = [Path(root) / official.name]
     else:
@@ -82,13 +82,13 @@ def folders(official: Official, root: Path | str | None) -> list[Path]:
 
 
 def find(places: list[Path], name: str) -> Path | None:
-    """The first of name and name.gz that is a file."""
+    """Return the first of name and name.gz that is a file."""
     candidates = (place / (name + suffix) for place in places for suffix in ("", ".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def contents(official: Official, root: Path | str | None) -> dict[str, bytes]:
-    """Every official file, uncompressed and checked: from loose files, else out of the official archive."""
+    """Return every official file, uncompressed and checked: from loose files, else out of the official archive."""
     places = folders(official, root)
     paths = {name: find(places, name) for name in official.files}
     loose = {name: path for name, path in paths.items() if path is not None}
@@ -103,7 +103,7 @@ def contents(official: Official, root: Path | str | None) -> dict[str, bytes]:
 
 
 def read(official: Official, path: Path) -> bytes:
-    """The uncompressed content of one file."""
+    """Return the uncompressed content of one file."""
     try:
         raw = checked(official, path.name, path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         return gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -116,7 +116,7 @@ def read(official: Official, path: Path) -> bytes:
 
 
 def checked(official: Official, name: str, content: bytes) -> bytes:
-    """The content itself, if its digest is the official one or none is known."""
+    """Return the content itself, if its digest is the official one or none is known."""
     known = official.digests.get(name)
     if known is None or digest(content, known.partition(":")[0]) == known:
         return content
@@ -127,7 +127,7 @@ def checked(official: Official, name: str, content: bytes) -> bytes:
 
 
 def digest(content: bytes, algorithm: str) -> str:
-    """The digest as "algorithm:hex". md5 is what some authors published; it guards against accidents."""
+    """Return the digest as "algorithm:hex". md5 is what some authors published; it guards against accidents."""
     return f"{algorithm}:{hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()}"
 
 
@@ -141,7 +141,7 @@ def check_rows(official: Official, part: str, found: int, expected: int) -> None
 
 
 def missing(official: Official, root: Path | str | None, files: tuple[str, ...] | None = None) -> MissingDataError:
-    """The error for absent files, with what to do about it. It is returned, not raised."""
+    """Return the error for absent files, with what to do about it; whoever calls raises it."""
     places = folders(official, root)
     absent = [name for name in files or official.files if find(places, name) is None]
     what = official.archive or ", ".join(absent)
@@ -150,19 +150,14 @@ def missing(official: Official, root: Path | str | None, files: tuple[str, ...] 
         f"Download {what} from {official.site} and put it into that folder, or set {VARIABLE} to the folder that "
         f"holds {official.name}/.",
         official.note,
-        _about_pickles(official, places),
     ]
+    pickled = [name for name in official.pickled if any((place / name).exists() for place in places)]
+    if pickled:
+        sentences.append(
+            f"Found {', '.join(pickled)}: that is the Python version, a pickle, which can run any code and is never "
+            "read here; use the binary version."
+        )
     return MissingDataError(" ".join(filter(None, sentences)))
-
-
-def _about_pickles(official: Official, places: list[Path]) -> str:
-    found = [name for name in official.pickled if any((place / name).exists() for place in places)]
-    if not found:
-        return ""
-    return (
-        f"Found {', '.join(found)}: that is the Python version, a pickle, which can run any code and is never read "
-        "here; use the binary version."
-    )
 
 
 def _unpacked(official: Official, archive: Path) -> dict[str, bytes]:
@@ -172,20 +167,16 @@ def _unpacked(official: Official, archive: Path) -> dict[str, bytes]:
             with zipfile.ZipFile(archive) as bundle:
                 return {name: bundle.read(f"{official.inside}/{name}") for name in official.files}
         with tarfile.open(archive) as bundle:
-            return {name: _member(bundle, f"{official.inside}/{name}") for name in official.files}
+            streams = {name: bundle.extractfile(f"{official.inside}/{name}") for name in official.files}
+            if None in streams.values():
+                raise KeyError("a folder stands in place of a file")
+            return {name: stream.read() for name, stream in streams.items() if stream is not None}
     except _DAMAGED as error:
         kind = type(error).__name__
     raise CorruptDataError(
         f"{official.name}: {archive} cannot be unpacked ({kind}): it is cut short, damaged or another file; "
         f"download it again from {official.site}"
     )
-
-
-def _member(bundle: tarfile.TarFile, name: str) -> bytes:
-    stream = bundle.extractfile(name)
-    if stream is None:
-        raise KeyError(name)
-    return stream.read()
 
 
 ADULT_CLASSES = ("<=50K", ">50K")
@@ -208,24 +199,18 @@ _CLOTHES = (
 )  # fmt: skip
 
 
-def _digests(algorithm: str, names: tuple[str, ...], *values: str) -> dict[str, str]:
-    return {name: f"{algorithm}:{value}" for name, value in zip(names, values, strict=True)}
-
-
 MNIST = Official(
     name="mnist",
     classes=tuple("0123456789"),
     site="http://yann.lecun.com/exdb/mnist/",
     files=_IDX,
     rows=(60_000, 10_000),
-    digests=_digests(
-        "sha256",
-        _IDX,
-        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-    ),
+    digests={
+        "train-images-idx3-ubyte": "sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1-ubyte": "sha256:65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3-ubyte": "sha256:0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1-ubyte": "sha256:ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
 )
 
 FASHION_MNIST = Official(
@@ -234,14 +219,12 @@ FASHION_MNIST = Official(
     site="https://github.com/zalandoresearch/fashion-mnist",
     files=_IDX,
     rows=(60_000, 10_000),
-    digests=_digests(
-        "sha256",
-        _IDX,
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    ),
+    digests={
+        "train-images-idx3-ubyte": "sha256:c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1-ubyte": "sha256:bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3-ubyte": "sha256:5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1-ubyte": "sha256:0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
     elsewhere=("/usr/share/datasets/fashion-mnist",),
     note="Debian's package dataset-fashion-mnist is found by itself.",
 )
@@ -253,14 +236,12 @@ KMNIST = Official(
     files=_IDX,
     rows=(60_000, 10_000),
     # Only the compressed files have published digests; unpacked ones are checked by their structure.
-    digests=_digests(
-        "md5",
-        tuple(f"{name}.gz" for name in _IDX),
-        "bdb82020997e1d708af4cf47b453dcf7",
-        "e144d726b3acfaa3e44228e80efcd344",
-        "5c965bf0a639b31b8f53240b1b52f4d7",
-        "7320c461ea6c1c855c0b718fb2a4b134",
-    ),
+    digests={
+        "train-images-idx3-ubyte.gz": "md5:bdb82020997e1d708af4cf47b453dcf7",
+        "train-labels-idx1-ubyte.gz": "md5:e144d726b3acfaa3e44228e80efcd344",
+        "t10k-images-idx3-ubyte.gz": "md5:5c965bf0a639b31b8f53240b1b52f4d7",
+        "t10k-labels-idx1-ubyte.gz": "md5:7320c461ea6c1c855c0b718fb2a4b134",
+    },
 )
 
 _CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
@@ -282,16 +263,12 @@ CIFAR10 = Official(
     files=_CIFAR10_FILES,
     rows=(50_000, 10_000),
     digests={
-        **_digests(
-            "sha256",
-            _CIFAR10_FILES,
-            "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-            "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-            "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-            "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-            "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-            "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-        ),
+        "data_batch_1.bin": "sha256:cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "data_batch_2.bin": "sha256:a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "data_batch_3.bin": "sha256:bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "data_batch_4.bin": "sha256:014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "data_batch_5.bin": "sha256:755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        "test_batch.bin": "sha256:8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         "cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530",
     },
     archive="cifar-10-binary.tar.gz",
@@ -355,12 +332,10 @@ ADULT = Official(
     site="https://archive.ics.uci.edu/dataset/2/adult",
     files=("adult.data", "adult.test"),
     rows=(32_561, 16_281),
-    digests=_digests(
-        "sha256",
-        ("adult.data", "adult.test"),
-        "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-        "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-    ),
+    digests={
+        "adult.data": "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+        "adult.test": "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+    },
 )
 
 CRITEO_ATTRIBUTION = Official(

@@ -1,4 +1,7 @@
-"""Image formats: idx, CIFAR binary records, WebP mosaics of them, folders of PNG files. No pickle."""
+"""Read the published images: idx files, CIFAR's binary records, WebP mosaics of them, folders of PNG files. No pickle.
+
+Each reader returns both parts as (public images, labels); whoever calls it seals the training labels at once.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ import numpy.typing as npt
 
 from labeldp.data import files as locate
 from labeldp.data.files import CorruptDataError, Official
-from labeldp.data.splits import Images
 
+Images = npt.NDArray[np.uint8]
 LabelledImages = tuple[Images, npt.NDArray[Any]]
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
 
 
 def read_idx(official: Official, root: Path | str | None) -> tuple[LabelledImages, LabelledImages]:
-    """Both parts of a data set in MNIST's layout: images (n, 1, height, width) and labels (n,)."""
+    """Read both parts of a data set in MNIST's layout: images (n, 1, height, width) and labels (n,)."""
     found = locate.contents(official, root)
     images, labels, test_images, test_labels = (_idx(official, name, found[name]) for name in official.files)
     for part, count, expected in zip(("training", "test"), (images, test_images), official.rows, strict=True):
@@ -49,23 +52,19 @@ def _idx(official: Official, name: str, content: bytes) -> npt.NDArray[np.uint8]
 def read_cifar(
     official: Official, root: Path | str | None, *, label_bytes: int
 ) -> tuple[LabelledImages, LabelledImages]:
-    """Both parts of a data set of CIFAR records: label bytes, the last of which counts, then planar RGB."""
-    found = _mosaics(official, root) or locate.contents(official, root)
-    parts = [_records(official, name, found[name], label_bytes) for name in official.files]
+    """Read both parts of a data set of CIFAR records: label bytes, the last of which counts, then planar RGB."""
+    found, length = _mosaics(official, root) or locate.contents(official, root), label_bytes + _PIXELS
+    for name in official.files:
+        if len(found[name]) % length:
+            raise CorruptDataError(
+                f"{official.name}: {name} has {len(found[name])} bytes, not whole records of {length}; it is cut short "
+                f"or not the binary version. Download it again from {official.site}"
+            )
+    parts = [np.frombuffer(found[name], dtype=np.uint8).reshape(-1, length) for name in official.files]
     train, test = _joined(parts[:-1], label_bytes), _joined(parts[-1:], label_bytes)
     for part, (images, _), expected in zip(("training", "test"), (train, test), official.rows, strict=True):
         locate.check_rows(official, part, len(images), expected)
     return train, test
-
-
-def _records(official: Official, name: str, content: bytes, label_bytes: int) -> npt.NDArray[np.uint8]:
-    length = label_bytes + _PIXELS
-    if len(content) % length:
-        raise CorruptDataError(
-            f"{official.name}: {name} has {len(content)} bytes, not whole records of {length}; it is cut short or not "
-            f"the binary version. Download it again from {official.site}"
-        )
-    return np.frombuffer(content, dtype=np.uint8).reshape(-1, length)
 
 
 def _joined(parts: list[npt.NDArray[np.uint8]], label_bytes: int) -> LabelledImages:
@@ -76,7 +75,7 @@ def _joined(parts: list[npt.NDArray[np.uint8]], label_bytes: int) -> LabelledIma
 
 
 def _mosaics(official: Official, root: Path | str | None) -> dict[str, bytes]:
-    """The official records, rebuilt from NAME.webp and NAME.labels; empty when there are none or .bin files exist."""
+    """Return the official records, rebuilt from NAME.webp and NAME.labels; empty without them, or beside .bin files."""
     places = locate.folders(official, root)
     if all(locate.find(places, name) for name in official.files):
         return {}
@@ -107,7 +106,7 @@ def _rebuilt(official: Official, name: str, mosaic: bytes, labels: bytes) -> byt
 
 
 def read_folders(official: Official, root: Path | str | None) -> tuple[LabelledImages, LabelledImages]:
-    """Both parts of a data set of PNG files in train/CLASS/ and test/CLASS/."""
+    """Read both parts of a data set of PNG files in train/CLASS/ and test/CLASS/."""
     places = locate.folders(official, root)
     home = next((place for place in places if (place / "train").is_dir() and (place / "test").is_dir()), None)
     if home is None:
@@ -120,17 +119,10 @@ def read_folders(official: Official, root: Path | str | None) -> tuple[LabelledI
 
 
 def _png_part(official: Official, folder: Path, expected: int) -> LabelledImages:
-    paths = [sorted((folder / name).glob("*.png")) for name in official.classes]
-    locate.check_rows(official, folder.name, sum(map(len, paths)), expected)
-    labels = np.repeat(np.arange(len(paths)), [len(group) for group in paths])
-    images = _all_pixels(official, folder, [path for group in paths for path in group])
-    order = _order_of_content(images)
-    return images[order], labels[order]
-
-
-def _all_pixels(official: Official, folder: Path, paths: list[Path]) -> Images:
-    images = np.empty((len(paths), 3, _SIDE, _SIDE), dtype=np.uint8)
-    broken = 0
+    groups = [sorted((folder / name).glob("*.png")) for name in official.classes]
+    paths = [path for group in groups for path in group]
+    locate.check_rows(official, folder.name, len(paths), expected)
+    images, broken = np.empty((len(paths), 3, _SIDE, _SIDE), dtype=np.uint8), 0
     with ThreadPoolExecutor() as pool:
         for row, pixels in enumerate(pool.map(lambda path: _decoded(path.read_bytes()), paths)):
             if pixels is None or pixels.shape != (_SIDE, _SIDE, 3):
@@ -142,7 +134,8 @@ def _all_pixels(official: Official, folder: Path, paths: list[Path]) -> Images:
             f"{official.name}: {broken} of {len(paths)} files in {folder} are not readable {_SIDE}×{_SIDE} images. "
             "Which ones is not shown: their folders and names give the class away. Unpack the archive again"
         )
-    return images
+    order = _order_of_content(images)
+    return images[order], np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
 
 
 def _order_of_content(images: Iterable[npt.NDArray[np.uint8]]) -> npt.NDArray[np.intp]:
@@ -156,7 +149,7 @@ def _order_of_content(images: Iterable[npt.NDArray[np.uint8]]) -> npt.NDArray[np
 
 
 def _decoded(content: bytes) -> npt.NDArray[np.uint8] | None:
-    """RGB pixels (height, width, 3), or None for what is no image: Pillow's own message may name the file."""
+    """Return RGB pixels (height, width, 3), or None for what is no image: Pillow's own message may name the file."""
     try:
         from PIL import Image
     except ModuleNotFoundError:

@@ -1,15 +1,19 @@
-"""What is requested of a table, checked before anything is spent; and where its labels are sealed."""
+"""State what is requested of a table, check it before anything is spent, and seal the labels chunk by chunk.
+
+What cannot be done is refused by a `TableError`: one sentence that says what to do and quotes no label.
+"""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +34,65 @@ LARGEST_WEIGHT = 1e300
 WITH_PRIOR = ("prior-response", "top-k-response")
 
 Codes = npt.NDArray[np.signedinteger[Any]]
+Arguments = ParamSpec("Arguments")
+Out = TypeVar("Out")
 
 # Called now and then with the number of rows written and the fraction of the source read so far.
 Report = Callable[[int, float], None]
 
 
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
 class TableError(ValueError):
     """A table cannot be privatized, read or written as requested. One sentence; it never quotes a label."""
+
+
+def refusing(function: Callable[Arguments, Out]) -> Callable[Arguments, Out]:
+    """Let refusals travel without the frames in which they were raised: local variables there hold labels.
+
+    Crash reporters and test runners print the variables of every frame. Other exceptions are bugs and keep theirs.
+    """
+
+    @functools.wraps(function)
+    def refuse(*args: Arguments.args, **settings: Arguments.kwargs) -> Out:
+        try:
+            return function(*args, **settings)
+        except (ValueError, FileNotFoundError) as error:
+            refusal = error.with_traceback(None)
+        # Outside the handler, so that no chain leads back; nor does what the refusal was made of.
+        refusal.__cause__ = refusal.__context__ = None
+        raise refusal
+
+    return refuse
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return public names for a message, quoted so that a stray space shows."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more
+
+
+def column_advice(name: str, names: Sequence[str]) -> str:
+    """Return what to do about a column that is not there once.
+
+    Names are not quoted unless they are nearly the one that was given: where a CSV file has no header, they are the
+    cells of its first row, label included.
+
+    >>> column_advice("Income", ["age", "income "])
+    "did you mean 'income '?"
+    """
+    folded = {other.strip().casefold(): other for other in names if other != name}
+    near = difflib.get_close_matches(name.strip().casefold(), folded, 1, cutoff=0.8)
+    if near:
+        return f"did you mean {folded[near[0]]!r}?"
+    return (
+        f"it is there {names.count(name)} times among {len(names)} columns; check the spelling (case matters), the "
+        "delimiter, and that the first line of a CSV file names the columns"
+    )
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -97,12 +153,12 @@ class Request:
 
     @property
     def is_vector(self) -> bool:
-        """Whether a response is a vector with one entry per class, rather than a class."""
+        """Return whether a response is a vector with one entry per class, rather than a class."""
         return self.mechanism in VECTOR
 
     @property
     def needs_prior(self) -> bool:
-        """Whether every row needs a prior over the classes."""
+        """Return whether every row needs a prior over the classes."""
         return self.mechanism in WITH_PRIOR
 
     @property
@@ -111,11 +167,11 @@ class Request:
         return PureDP(self.epsilon)
 
     def uniform_prior(self, num_rows: int) -> FloatArray:
-        """The prior that says nothing, (num_rows, K)."""
+        """Return the prior that says nothing, (num_rows, K)."""
         return np.full((num_rows, len(self.classes)), 1 / len(self.classes))
 
     def randomizer(self, prior: FloatArray) -> Any:
-        """The mechanism for rows with this prior, (n, K); mechanisms that need none ignore it."""
+        """Return the mechanism for rows with this prior, (n, K); mechanisms that need none ignore it."""
         match self.mechanism:
             case "prior-response":
                 return PriorResponse(self.label_epsilon, prior)
@@ -129,7 +185,7 @@ class Request:
                 return RandomizedResponse(self.label_epsilon, len(self.classes))
 
     def public(self, rng: SecureRandom, **more: Any) -> dict[str, Any]:
-        """The parameters that travel with the artifact, as plain JSON values."""
+        """Return the parameters that travel with the artifact, as plain JSON values."""
         description = dict(self.randomizer(self.uniform_prior(1)).describe())
         # Some channels are per row; how many rows there are, a stream knows only at its end.
         description.pop("rows", None)
@@ -156,18 +212,18 @@ def checked(
     k: int | None = None,
     owners: Owners | None = None,
 ) -> Request:
-    """A request whose settings fit together, or a TableError that names the one that does not."""
+    """Return a request whose settings fit together, or raise a TableError that names the one that does not."""
+    if isinstance(prior_columns, str):
+        raise TableError(f"prior_columns={prior_columns!r} is one text; give a list of them, as in ['no', 'yes']")
+    names = declared_classes(label, classes)
+    number = isinstance(epsilon, (int, float, np.integer, np.floating)) and not isinstance(epsilon, bool)
+    # Compared before it is converted: a huge whole number has no float.
+    if not number or not 0 <= epsilon <= sys.float_info.max:
+        raise TableError(f"epsilon={epsilon!r} is not a privacy parameter; give a finite number ≥ 0, say 1.0")
     if mechanism is None:
         mechanism = "prior-response" if prior_columns else "randomized-response"
-    for argument, value in (("classes", classes), ("prior_columns", prior_columns)):
-        if isinstance(value, str):
-            raise TableError(f"{argument}={value!r} is one text; give a list of them, as in ['no', 'yes']")
-    names = tuple(str(name) for name in classes)
-    request = Request(label, names, _checked_epsilon(epsilon), mechanism, tuple(prior_columns), k, owners)
-    _check_classes(names)
-    for argument, texts in (("label", (label,)), ("classes", names), ("prior_columns", request.prior_columns)):
-        for text in texts:
-            _check_text(text, argument)
+    _check_texts(prior_columns, "prior_columns")
+    request = Request(label, names, float(epsilon), mechanism, tuple(prior_columns), k, owners)
     _check_mechanism(request)
     try:
         request.randomizer(request.uniform_prior(1))
@@ -176,29 +232,29 @@ def checked(
     return request
 
 
-def _checked_epsilon(epsilon: Any) -> float:
-    number = isinstance(epsilon, (int, float, np.integer, np.floating)) and not isinstance(epsilon, bool)
-    # Compared before it is converted: a huge whole number has no float.
-    if number and 0 <= epsilon <= sys.float_info.max:
-        return float(epsilon)
-    raise TableError(f"epsilon={epsilon!r} is not a privacy parameter; give a finite number ≥ 0, say 1.0")
-
-
-def _check_classes(names: tuple[str, ...]) -> None:
+def declared_classes(label: str, classes: Iterable[object]) -> tuple[str, ...]:
+    """Return the classes as texts that a label column can hold, or raise TableError."""
+    if isinstance(classes, str):
+        raise TableError(f"classes={classes!r} is one text; give a list of them, as in ['no', 'yes']")
+    names = tuple(str(name) for name in classes)
     if not names:
         raise TableError("classes is empty; declare every class a label may have (they are never read off the data)")
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise TableError(f"classes names {name!r} {times} times; declare each class once")
+    _check_texts((label,), "label")
+    _check_texts(names, "classes")
+    return names
 
 
-def _check_text(name: object, argument: str) -> None:
-    try:
-        usable = isinstance(name, str) and b"\0" not in name.encode()
-    except UnicodeEncodeError:
-        usable = False
-    if not usable:
-        raise TableError(f"{argument}: {name!r} is not text that UTF-8 can hold; rename it")
+def _check_texts(names: Iterable[object], argument: str) -> None:
+    for name in names:
+        try:
+            usable = isinstance(name, str) and b"\0" not in name.encode()
+        except UnicodeEncodeError:
+            usable = False
+        if not usable:
+            raise TableError(f"{argument}: {name!r} is not text that UTF-8 can hold; rename it")
 
 
 def _check_mechanism(request: Request) -> None:
@@ -222,6 +278,9 @@ def _check_mechanism(request: Request) -> None:
         raise TableError("prior_columns names a column twice; give one column per class")
 
 
+# -- sealing ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass
 class Sealer:
     """Turns chunks of labels into private responses, and keeps the ledger of all of them.
@@ -243,9 +302,7 @@ class Sealer:
     def response(self, codes: Codes, missing: int, prior: FloatArray | None = None) -> NoisyLabels:
         """Return private responses for labels 0 … K − 1; −1 stands for the `missing` ones and the undeclared ones."""
         self.rows += len(codes)
-        undeclared = int(np.count_nonzero(codes < 0)) - missing
-        if undeclared or missing:
-            raise TableError(_unusable(undeclared, missing, self.rows, self.request.classes))
+        _check_usable(int(np.count_nonzero(codes < 0)), missing, self.rows, self.request.classes)
         vault = LabelVault(codes, len(self.request.classes), rng=self.rng)
         private = vault.release(self.request.randomizer(self.request.uniform_prior(1) if prior is None else prior))
         if self.request.owners is None:
@@ -263,44 +320,20 @@ def usable(parts: Iterable[tuple[Codes, int]], classes: tuple[str, ...]) -> Iter
     for codes, absent in parts:
         rows, unusable, missing = rows + len(codes), unusable + int(np.count_nonzero(codes < 0)), missing + absent
         yield codes
+    _check_usable(unusable, missing, rows, classes)
+
+
+def _check_usable(unusable: int, missing: int, rows: int, classes: tuple[str, ...]) -> None:
     if unusable:
-        raise TableError(_unusable(unusable - missing, missing, rows, classes))
-
-
-def _unusable(undeclared: int, missing: int, rows: int, classes: tuple[str, ...]) -> str:
-    return (
-        f"{undeclared} of {rows} labels read so far are not among the declared classes {listed(classes)} and {missing} "
-        "are missing; declare every class exactly as it is written, and settle missing labels beforehand"
-    )
-
-
-def listed(names: Sequence[str], most: int = 8) -> str:
-    """Public names for a message, quoted so that a stray space shows."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(repr(name) for name in names[:most]) + more
-
-
-def column_advice(name: str, names: Sequence[str]) -> str:
-    """Return what to do about a column that is not there once.
-
-    Names are not quoted unless they are nearly the one that was given: where a CSV file has no header, they are the
-    cells of its first row, label included.
-
-    >>> column_advice("Income", ["age", "income "])
-    "did you mean 'income '?"
-    """
-    folded = {other.strip().casefold(): other for other in names if other != name}
-    near = difflib.get_close_matches(name.strip().casefold(), folded, 1, cutoff=0.8)
-    if near:
-        return f"did you mean {folded[near[0]]!r}?"
-    return (
-        f"it is there {names.count(name)} times among {len(names)} columns; check the spelling (case matters), the "
-        "delimiter, and that the first line of a CSV file names the columns"
-    )
+        raise TableError(
+            f"{unusable - missing} of {rows} labels read so far are not among the declared classes {listed(classes)} "
+            f"and {missing} are missing; declare every class exactly as it is written, and settle missing labels "
+            "beforehand"
+        )
 
 
 def check_prior(prior: FloatArray, rows_before: int) -> FloatArray:
-    """The prior (n, K) if all of it is finite and none negative. A row of zeros counts as uniform."""
+    """Return the prior (n, K) if all of it is finite and none negative. A row of zeros counts as uniform."""
     # A NaN fails both comparisons.
     bad = ~((prior >= 0) & (prior <= LARGEST_WEIGHT)).all(axis=1)
     if bad.any():

@@ -1,4 +1,4 @@
-"""Privatize whole files: private labels in place of the true ones, and a certificate beside them.
+"""Privatize whole files: put private labels in place of the true ones, and a certificate beside them.
 
 `privatize` reads a Parquet or CSV file once, chunk by chunk. Each chunk of labels goes into a vault and only
 private responses come out; features are copied as they are.
@@ -12,32 +12,43 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from labeldp.atomic import Room, draft_of, flush
+from labeldp.atomic import Room, draft_of, publish, reserve
 from labeldp.budgets.journal import Journal
 from labeldp.core.certificate import Certificate, certify, verify
 from labeldp.core.certificate import read as read_certificate
 from labeldp.core.events import PureDP, Query
 from labeldp.core.ledger import ONE_LABEL, ONE_USER
 from labeldp.core.random import SecureRandom
-from labeldp.data import csv, parquet
+from labeldp.data.columns import PARQUET, TEXT, open_table
+from labeldp.data.csv import CsvTable
 from labeldp.data.door import read_ids
-from labeldp.data.request import FORMAT, FORMAT_USERS, Owners, Report, Request, Sealer, TableError, checked
-from labeldp.mechanisms.responses import channel_from_description
+from labeldp.data.parquet import ParquetTable
+from labeldp.data.request import (
+    FORMAT,
+    FORMAT_USERS,
+    Owners,
+    Report,
+    Request,
+    Sealer,
+    TableError,
+    checked,
+    refusing,
+    usable,
+)
+from labeldp.mechanisms.channels import channel_from_description
 from labeldp.releases import Channel, FloatArray, NoisyLabels
 
 __all__ = ["PrivateTable", "TableError", "certificate_path", "privatize", "read_private", "verify_file"]
 
 _NOTE = ".certificate.json"
-_SUFFIXES = {".parquet": "Parquet", ".pq": "Parquet", ".csv": "CSV", ".tsv": "CSV", ".txt": "CSV"}
 # A column of vectors, or another compression, may take more than the source did.
 _MORE_ROOM = 1 << 20
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class PrivateTable:
     certificate: Certificate | None
 
 
+@refusing
 def privatize(
     source: Path | str,
     target: Path | str,
@@ -106,33 +118,49 @@ def privatize(
     source, target = Path(source), Path(target)
     settings: dict[str, Any] = {"mechanism": mechanism, "prior_columns": prior_columns, "k": k}
     request = checked(label, classes, epsilon, **settings)
-    table = _opened(source, target, request, delimiter)
+    table = _source(source, target, delimiter)
+    writer = table.writer(request)
     if users is not None:
-        request = checked(label, classes, epsilon, **settings, owners=_owners(source, users, label, delimiter))
+        request = checked(label, classes, epsilon, **settings, owners=_owners(table, users, label, delimiter))
     sealer = Sealer(request, SecureRandom() if rng is None else rng)
-    try:
-        return _privatized(table, target, sealer, journal, report or (lambda _rows, _fraction: None), source)
-    except TableError as error:
-        reason = str(error)
-    # Raised outside the handler: the frames in which it happened hold labels.
-    raise TableError(reason)
-
-
-def _privatized(
-    table: _Table, target: Path, sealer: Sealer, journal: Journal | None, report: Report, source: Path
-) -> Certificate:
-    request = sealer.request
     with publishing(target) as draft:
         if journal is not None:
             # What can be spent only once must not go for a misspelt class, nor for a disk that turns out to be full.
-            table.check_labels(request)
+            for _ in usable(table.codes(label, request.classes), request.classes):
+                pass
             with Room(target, source.stat().st_size + _MORE_ROOM):
-                _charge(journal, request, f"privatize column {request.label!r} of {source.name} into {target.name}")
-        table.privatize(draft.path, sealer, report)
+                _charge(journal, request, f"privatize column {label!r} of {source.name} into {target.name}")
+        writer.write(draft.path, sealer, report or (lambda _rows, _fraction: None))
         public = request.public(sealer.rng, **table.public)
         seeded = sealer.rng.seed is not None
         how: dict[str, Any] = {"noise": sealer.rng.source, "seeded": seeded, "unit": request.unit}
         return draft.seal(certify(sealer.groups, 0.0, release=public, **how))
+
+
+def _source(source: Path, target: Path, delimiter: str | None) -> CsvTable | ParquetTable:
+    """Open the source; refuse a target that is the source itself, or of another format."""
+    table = open_table(source, delimiter, "source")
+    if target.suffix.lower() not in TEXT + PARQUET:
+        known = ", ".join(PARQUET + TEXT)
+        raise TableError(f"target={str(target)!r} has no known format; its name must end in {known}")
+    if (target.suffix.lower() in TEXT) != isinstance(table, CsvTable):
+        raise TableError(
+            f"source and target differ in format ({source.suffix} and {target.suffix}); give them the same"
+        )
+    if os.path.exists(target) and source.samefile(target):
+        raise TableError(f"target={str(target)!r} is the source itself; choose another target")
+    return table
+
+
+def _owners(table: CsvTable | ParquetTable, column: str, label: str, delimiter: str | None) -> Owners:
+    """Count the rows of every user; two readers must agree on what a row is."""
+    if column == label:
+        raise TableError(f"users={column!r} is the label itself; name the column that says whose each row is")
+    ids, rows = read_ids(table.path, column, delimiter), table.count_rows()
+    if len(ids) != rows:
+        name = table.path.name
+        raise TableError(f"{name} has {rows} rows and {len(ids)} users; remove blank lines, and check the quotes")
+    return Owners.of(column, ids)
 
 
 def _charge(journal: Journal, request: Request, note: str) -> None:
@@ -146,50 +174,7 @@ def _charge(journal: Journal, request: Request, note: str) -> None:
         ) from None
 
 
-def _owners(path: Path, column: str, label: str, delimiter: str | None) -> Owners:
-    """Count the rows of every user; two readers must agree on what a row is."""
-    if column == label:
-        raise TableError(f"users={column!r} is the label itself; name the column that says whose each row is")
-    ids = read_ids(path, column, delimiter)
-    rows = csv.count_rows(path, delimiter) if _format(path, "source") == "CSV" else parquet.count_rows(path)
-    if len(ids) != rows:
-        raise TableError(f"{path.name} has {rows} rows and {len(ids)} users; remove blank lines, and check the quotes")
-    return Owners.of(column, ids)
-
-
-class _Table(Protocol):
-    """What both formats offer once a file is opened and checked."""
-
-    @property
-    def public(self) -> Mapping[str, Any]: ...
-
-    def check_labels(self, request: Request) -> None: ...
-
-    def privatize(self, draft: Path, sealer: Sealer, report: Report) -> None: ...
-
-
-def _opened(source: Path, target: Path, request: Request, delimiter: str | None) -> _Table:
-    if _format(source, "source") != _format(target, "target"):
-        raise TableError(
-            f"source and target differ in format ({source.suffix} and {target.suffix}); give them the same"
-        )
-    if not source.is_file():
-        raise TableError(f"source={str(source)!r} is not a file; give the path of one Parquet or CSV file")
-    if os.path.exists(target) and source.samefile(target):
-        raise TableError(f"target={str(target)!r} is the source itself; choose another target")
-    if _format(source, "source") == "CSV":
-        return csv.open_csv(source, request, delimiter)
-    if delimiter is not None:
-        raise TableError(f"delimiter={delimiter!r} has no meaning for Parquet; leave it out")
-    return parquet.open_parquet(source, request)
-
-
-def _format(path: Path, argument: str) -> str:
-    try:
-        return _SUFFIXES[path.suffix.lower()]
-    except KeyError:
-        known = ", ".join(_SUFFIXES)
-        raise TableError(f"{argument}={str(path)!r} has no known format; its name must end in {known}") from None
+# -- reading back ----------------------------------------------------------------------------------------------------
 
 
 def read_private(path: Path | str) -> PrivateTable:
@@ -206,23 +191,27 @@ def read_private(path: Path | str) -> PrivateTable:
         certificate = read_certificate(note) if note.is_file() else None
     except (OSError, ValueError) as error:
         raise TableError(f"the certificate {note.name!r} cannot be read: {error}") from None
-    if _format(path, "path") == "CSV":
-        public = _known((certificate and certificate.release) or None, path)
-        features, responses, prior = csv.read_csv(path, _request(public), str(public.get("delimiter")))
-    else:
-        public = _known(parquet.read_public(path), path)
-        features, responses, prior = parquet.read_parquet(path, _request(public))
-    labels = NoisyLabels(_channel(_request(public), public["mechanism"], prior, len(responses)), responses)
-    return PrivateTable(features, labels, public["label"], tuple(public["classes"]), certificate)
+    public, table = _opened(path, certificate.release if certificate else None)
+    request = _request(public)
+    features, responses, prior = table.released(request)
+    try:
+        channel = _channel(request, public["mechanism"], prior, len(responses))
+    except ValueError as error:
+        raise TableError(f"the channel of the table cannot be rebuilt: {error}") from None
+    labels = NoisyLabels(channel, responses)
+    return PrivateTable(features, labels, request.label, request.classes, certificate)
 
 
-def _known(public: Mapping[str, Any] | None, path: Path) -> Mapping[str, Any]:
-    if public is None or public.get("format") not in (FORMAT, FORMAT_USERS):
+def _opened(path: Path, kept: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], CsvTable | ParquetTable]:
+    """Open a private table, and find its public parameters: in a Parquet file itself, else those that were `kept`."""
+    table = None if path.suffix.lower() in TEXT else open_table(path, argument="path")
+    public = table.release if isinstance(table, ParquetTable) else kept
+    if not public or public.get("format") not in (FORMAT, FORMAT_USERS):
         raise TableError(
             f"path={str(path)!r} does not say how its labels were made (format {FORMAT!r}); a CSV file needs "
             "its certificate beside it, and both must be the work of privatize"
         )
-    return public
+    return public, table or open_table(path, str(public.get("delimiter")), "path")
 
 
 def _request(public: Mapping[str, Any]) -> Request:
@@ -242,14 +231,14 @@ def _request(public: Mapping[str, Any]) -> Request:
 
 
 def _channel(request: Request, description: Mapping[str, Any], prior: FloatArray | None, rows: int) -> Channel:
-    try:
-        if prior is None:
-            return channel_from_description(description)
-        # A channel of no rows cannot state its own k, so it is cut from a channel of one.
-        known = prior if rows else request.uniform_prior(1)
-        return channel_from_description({**description, "rows": len(known)}, known).take(np.arange(rows))
-    except ValueError as error:
-        raise TableError(f"the channel of the table cannot be rebuilt: {error}") from None
+    if prior is None:
+        return channel_from_description(description)
+    # A channel of no rows cannot state its own k, so it is cut from a channel of one.
+    known = prior if rows else request.uniform_prior(1)
+    return channel_from_description({**description, "rows": len(known)}, known).take(np.arange(rows))
+
+
+# -- verifying -------------------------------------------------------------------------------------------------------
 
 
 def certificate_of(path: Path | str) -> Certificate:
@@ -259,7 +248,7 @@ def certificate_of(path: Path | str) -> Certificate:
 
 
 def _is_bare(path: Path) -> bool:
-    """Whether this is a certificate kept under a name of its own: no artifact is named after it."""
+    """Return whether this is a certificate kept under a name of its own: no artifact is named after it."""
     return path.suffix == ".json" and not path.name.endswith(_NOTE) and not certificate_path(path).is_file()
 
 
@@ -272,30 +261,22 @@ def verify_file(path: Path | str) -> tuple[str, ...]:
     that does not belong to an artifact) is checked by itself.
     """
     path = Path(path)
-    if _is_bare(path):
-        return _bare_problems(path)
-    note = path if path.name.endswith(_NOTE) else certificate_path(path)
+    bare = _is_bare(path)
+    note = path if bare or path.name.endswith(_NOTE) else certificate_path(path)
     artifact = note.with_name(note.name.removesuffix(_NOTE))
     if not note.is_file():
         return (f"there is no certificate {note.name!r} beside {artifact.name!r}",)
     try:
         certificate = read_certificate(note)
-        return (*verify(certificate, artifact), *_table_problems(certificate, artifact))
-    except Exception as error:
-        # Whatever is in the file, the outcome is a sentence.
-        return (f"the certificate {note.name!r} cannot be verified: {str(error) or type(error).__name__}",)
-
-
-def _bare_problems(path: Path) -> tuple[str, ...]:
-    try:
-        certificate = read_certificate(path)
+        if not bare:
+            return (*verify(certificate, artifact), *_table_problems(certificate, artifact))
         if certificate.artifact is None:
             return verify(certificate)
         home = certificate.artifact.name + _NOTE
         return (f"the certificate speaks about {certificate.artifact.name!r}; keep it beside that file as {home!r}",)
     except Exception as error:
         # Whatever is in the file, the outcome is a sentence.
-        return (f"the certificate {path.name!r} cannot be verified: {str(error) or type(error).__name__}",)
+        return (f"the certificate {note.name!r} cannot be verified: {str(error) or type(error).__name__}",)
 
 
 def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
@@ -308,31 +289,25 @@ def _table_problems(certificate: Certificate, artifact: Path) -> list[str]:
         problems.append(f"the certificate protects {certificate.unit.protects}, and its table {unit.protects}")
     if public.get("noise") != certificate.noise:
         problems.append("the certificate names two different sources of noise")
-    problems += _epsilon_problems(certificate, public)
+    # Every epsilon in it must be that of the one query that a privatized table is.
+    channel, queries = public.get("mechanism"), (Query(PureDP(certificate.epsilon)),)
+    answered = channel.get("epsilon") if isinstance(channel, dict) else None
+    differs = public.get("epsilon") != certificate.epsilon or answered != _request(public).label_epsilon
+    if differs or any(group.queries != queries for group in certificate.groups):
+        problems.append(
+            "the certificate does not give one epsilon throughout: claim, ledger, release and mechanism differ"
+        )
     if artifact.is_file():
         problems += _content_problems(certificate, public, artifact)
     return problems
 
 
-def _epsilon_problems(certificate: Certificate, public: dict[str, Any]) -> list[str]:
-    """Every epsilon in it must be that of the one query that a privatized table is."""
-    channel = public.get("mechanism")
-    answered = channel.get("epsilon") if isinstance(channel, dict) else None
-    queries = (Query(PureDP(certificate.epsilon)),)
-    differs = public.get("epsilon") != certificate.epsilon or answered != _request(public).label_epsilon
-    if differs or any(group.queries != queries for group in certificate.groups):
-        return ["the certificate does not give one epsilon throughout: claim, ledger, release and mechanism differ"]
-    return []
-
-
 def _content_problems(certificate: Certificate, public: dict[str, Any], artifact: Path) -> list[str]:
     try:
-        is_text = _format(artifact, "artifact") == "CSV"
-        rows = csv.count_rows(artifact, str(public.get("delimiter"))) if is_text else parquet.count_rows(artifact)
-        inside = public if is_text else parquet.read_public(artifact)
-        owners = _request(public).owners
+        inside, table = _opened(artifact, public)
+        rows, owners = table.count_rows(), _request(public).owners
         if owners is not None:
-            ids = read_ids(artifact, owners.column, str(public.get("delimiter")) if is_text else None)
+            ids = read_ids(artifact, owners.column, table.public.get("delimiter"))
             if Owners.of(owners.column, ids) != owners:
                 return [f"the column {owners.column!r} does not have the users that the certificate counts"]
             rows = owners.users
@@ -340,7 +315,7 @@ def _content_problems(certificate: Certificate, public: dict[str, Any], artifact
         return [f"the artifact cannot be read: {error}"]
     problems: list[str] = []
     if inside != public:
-        odd = sorted(key for key in {*public, *(inside or {})} if public.get(key) != (inside or {}).get(key))
+        odd = sorted(key for key in {*public, *inside} if public.get(key) != inside.get(key))
         problems.append(f"the certificate and the artifact state different parameters: {', '.join(odd)}")
     counted = sum(group.rows for group in certificate.groups)
     if counted != rows:
@@ -386,57 +361,19 @@ def publishing(target: Path) -> Iterator[Draft]:
             raise TableError(f"{str(path)!r} exists already and is never overwritten; move it or choose another target")
     draft, note = Draft(target, draft_of(target)), draft_of(certificate_path(target))
     try:
-        _create(draft.path)
+        reserve(draft.path)
         yield draft
         if draft.certificate is None:
             raise RuntimeError("the draft was never sealed; call draft.seal(certificate) at the end of the block")
-        _create(note)
+        reserve(note)
         draft.certificate.write(note)
-        _publish(draft, note)
+        publish([(note, certificate_path(target)), (draft.path, target)])
     except OSError as error:
         raise TableError(_explain(error, target)) from None
     finally:
         for path in (draft.path, note):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-
-
-def _create(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-
-
-def _publish(draft: Draft, note: Path) -> None:
-    flush(draft.path)
-    flush(note)
-    certificate = certificate_path(draft.target)
-    try:
-        _name(note, certificate)
-        _name(draft.path, draft.target)
-        flush(draft.target.parent)
-    except BaseException:
-        # An interrupt can fall between any two lines: take back what is ours, the artifact first.
-        _take_back(draft.path, draft.target)
-        _take_back(note, certificate)
-        raise
-
-
-def _take_back(path: Path, final: Path) -> None:
-    """Remove `final` if it is this draft's file (linked, or renamed away) and not somebody else's."""
-    with suppress(OSError):
-        if not path.exists() or path.samefile(final):
-            final.unlink()
-
-
-def _name(path: Path, final: Path) -> None:
-    """Give the file its final name, atomically, and fail if the name is taken."""
-    try:
-        os.link(path, final)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        # No hard links here (exFAT, some network shares): reserve the name, then rename onto the reservation.
-        _create(final)
-        os.replace(path, final)
 
 
 def _explain(error: OSError, target: Path) -> str:

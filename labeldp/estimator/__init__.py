@@ -2,10 +2,10 @@
 
 try:
     from labeldp.estimator.classifier import LabelDPClassifier
-    from labeldp.estimator.progress import Progress
     from labeldp.estimator.regressor import LabelDPRegressor
     from labeldp.estimator.select import Selection, select
     from labeldp.estimator.spending import RepeatedFitWarning, UnpaidSearchError
+    from labeldp.learning.progress import Progress
 except ModuleNotFoundError as missing:
     if missing.name not in {"sklearn", "torch"}:
         raise

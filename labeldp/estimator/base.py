@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 import secrets
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, cast
@@ -17,17 +17,23 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_n_features, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from labeldp.budgets.address import shown_address
-from labeldp.budgets.calibrate import SMALLEST_DELTA, usual_delta
-from labeldp.choosing.choice import Choice
+from labeldp.budgets.keys import shown_address
+from labeldp.choosing.choice import Choice, choose
 from labeldp.core.certificate import Certificate
-from labeldp.core.ledger import Budget
 from labeldp.core.vault import LabelVault
-from labeldp.estimator import inputs as cols
+from labeldp.data.columns import (
+    Layout,
+    comes_in_parts,
+    is_frame,
+    names_of,
+    parts_of,
+    read_array,
+    read_frame,
+    take_rows,
+)
 from labeldp.estimator import serialise, spending
-from labeldp.estimator.predictors import Predictor, predictor_of
-from labeldp.estimator.progress import Teller
-from labeldp.estimator.serialise import Arrays, Config
+from labeldp.estimator.progress import Reporter
+from labeldp.estimator.serialise import Arrays, Config, Predictor, predictor_of
 from labeldp.features.extract import Extractor, FeatureMap, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.tables import Coded, Coder, Table, TableMap
@@ -64,7 +70,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     _task: Task
     _kind = ""
     _fewest_rows = 2
-    _layout: cols.Layout | None
+    _layout: Layout | None
     _map: FeatureMap
     _predictor: Predictor
 
@@ -76,6 +82,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
         tags.non_deterministic = True
         tags.target_tags.required = True
         return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_predictor")
 
     def __sklearn_clone__(self) -> Any:
         """Return a copy as scikit-learn makes it; the store stays the same one, and the copy knows its family."""
@@ -125,29 +134,67 @@ class LabelDPEstimator(BaseEstimator, ABC):
         Until `run` all of it is public, and `run` checks what a recipe is given before it pays.
         """
         spending.begin_fit(vault)
-        epsilon, method = self._checked_epsilon(), self._checked_method()
+        epsilon, method = spending.checked_epsilon(self.epsilon), self._checked_method()
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
-        tell, seed = Teller(self.report), int(check_random_state(self.random_state).randint(2**31 - 1))
-        many = self._coded(inputs, method, seed, tell)
-        read = self._read(inputs, reset=True) if many is None else many
+        begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
+        coded = self._coded(inputs, method, seed)
+        read = self._read(inputs, reset=True) if coded is None else coded
         rows = len(read[0]) if isinstance(read, tuple) else len(read)
-        vault, delta = self._limited(vault, rows, epsilon, paid)
-        seen, shown = self._fit_features(read, seed, tell) if many is None else (many, many)
-        self.choice_ = self._choice(vault, seen, epsilon, delta) if method == AUTO else None
-        self.method_ = method if self.choice_ is None else self._best_of(self.choice_, vault)
-        tell.say("choice", self.method_)
-        tell.watch(vault, delta)
-        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, tell)
+        if len(vault) != rows:
+            raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
+        if rows < self._fewest_rows:
+            raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
+        payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
+        vault, delta = spending.limited(vault, epsilon, self.delta, payer)
+        reporter = Reporter(self.report, vault, delta, begun)
+        seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
+        made = "" if coded is None else ", made as they are needed"
+        reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
+        self.choice_, self.method_ = self._choose(vault, seen, epsilon, delta) if method == AUTO else (None, method)
+        reporter.phase("choice", self.method_)
+        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter)
         recipe = BY_KEY[self.method_]
         with public_seed(seed):
             self._predictor = predictor_of(run(recipe, job, self._task), self.model is not None)
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
-        tell.say("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
+        reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
         return self
 
-    @abstractmethod
-    def _choice(self, vault: LabelVault, seen: Tensor | Coded, epsilon: float, delta: float) -> Choice:
-        """Choose a recipe by public numbers."""
+    def _checked_method(self) -> str:
+        """Return the method as the catalogue spells it, or raise ValueError where it is unknown or does not fit."""
+        if self.settings is not None and not isinstance(self.settings, dict):
+            raise ValueError(f"settings={self.settings!r} is not a dictionary; give one, say {{'epochs': 20}}")
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise ValueError(f"model is a {type(self.model).__name__}; give a torch.nn.Module, or None")
+        if self.method == AUTO:
+            return AUTO
+        recipe = find(self.method, self._task)
+        if self.model is not None and not recipe.network:
+            raise ValueError(
+                f"method={self.method!r} trains no network, but model is given; leave it out, or choose {AUTO!r}, "
+                "which takes the best method that trains one"
+            )
+        return recipe.key
+
+    def _choose(self, vault: LabelVault, seen: Tensor | Coded, epsilon: float, delta: float) -> tuple[Choice, str]:
+        """Choose a recipe by public numbers: the best that trains the user's network, if any, and protects users."""
+        width = seen.shape[1]
+        if isinstance(self._map, TableMap):
+            # Directions that the features offer: bins and steps of a number say the same as it does, and count as one.
+            again = sum(len(edges) + 1 for edges in self._map.edges) + sum(map(len, self._map.steps))
+            width = max(1, width - again)
+        by_user = isinstance(vault, UserVault)
+        choice = choose(
+            len(vault), vault.num_classes if self._task == "classes" else None, epsilon, delta, feature_dim=width,
+            modality="images" if self._layout is None and self._task == "classes" else "table",
+            device=seen.device.type, rows_per_user=int(vault.users.sizes.max()) if by_user else None,
+        )  # fmt: skip
+        for one in choice.ranking:
+            recipe = BY_KEY[one.recipe]
+            if (self.model is None or recipe.network) and (recipe.users or not by_user) and not one.obstacle:
+                return choice, recipe.key
+        obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
+        raise ValueError(f"no recipe can be used here: {obstacles}")
 
     # -- features ---------------------------------------------------------------------------------------------------
 
@@ -155,23 +202,23 @@ class LabelDPEstimator(BaseEstimator, ABC):
         """Return features as the extractor takes them: (numeric, categorical), or a tensor of images."""
         if isinstance(inputs, Tensor):
             inputs = inputs.detach().cpu().numpy()
-        if cols.is_frame(inputs):
-            read = cols.read_frame(self._named(inputs, reset))
+        if is_frame(inputs):
+            read = read_frame(self._named(inputs, reset))
             if not read or not len(read[0]):
                 raise ValueError(f"X has 0 sample(s) or no column ({len(read)} columns); a minimum of 1 is required.")
         elif isinstance(inputs, np.ndarray) and inputs.ndim > 2:
             return self._images(inputs, reset)
         else:
-            read = cols.read_array(
+            read = read_array(
                 cast("Any", validate_data)(self, inputs, dtype=None, ensure_all_finite=False, reset=reset)
             )
-        layout = cols.layout_of(read) if reset or self._layout is None else self._layout
-        self._layout = layout
-        return layout.split(cols.like(layout, read))
+        if reset or self._layout is None:
+            self._layout = Layout.of(read)
+        return self._layout.split(read)
 
     def _named(self, frame: Any, reset: bool) -> Any:
         """Return the frame with its columns as they were; at a fit, set `feature_names_in_` and `n_features_in_`."""
-        names = cols.names_of(frame)
+        names = names_of(frame)
         if len(set(names)) < len(names):
             twice = sorted({str(name) for name in names if names.count(name) > 1})
             raise ValueError(f"X has several columns named {twice}; name each once (does the file have a header?)")
@@ -203,114 +250,33 @@ class LabelDPEstimator(BaseEstimator, ABC):
         tensor = torch.as_tensor(shaped)
         return tensor / 255 if tensor.dtype == torch.uint8 else tensor.float()
 
-    def _extractor(self, inputs: Any, seed: int) -> Extractor:
-        if self.features is not None:
-            return self.features
-        return Patches(seed=seed) if isinstance(inputs, Tensor) else Table(**_TABLE, seed=seed)
-
     def _encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return what heads see, and what networks see."""
         seen = self._map.features(inputs)
         return seen, inputs.to(seen.device) if isinstance(inputs, Tensor) else seen
 
-    @property
-    def _modality(self) -> str:
-        return "images" if self._layout is None else "table"
+    def _fit_features(self, inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
+        """Fit the extractor to public features; return what heads and networks see."""
+        usual: Extractor = Patches(seed=seed) if self._layout is None else Table(**_TABLE, seed=seed)
+        extractor = usual if self.features is None else self.features
+        self._map = extractor.fit(inputs, None if self.device is None else torch.device(self.device))
+        return self._encode(inputs)
 
-    def _width(self, seen: Tensor | Coded) -> int:
-        """Return how many directions the features offer; bins and steps of a number say the same, and count as one."""
-        if not isinstance(self._map, TableMap):
-            return seen.shape[1]
-        again = sum(len(edges) + 1 for edges in self._map.edges) + sum(map(len, self._map.steps))
-        return max(1, seen.shape[1] - again)
-
-    def _fit_features(self, inputs: Any, seed: int, tell: Teller) -> tuple[Tensor, Tensor]:
-        place = None if self.device is None else torch.device(self.device)
-        self._map = self._extractor(inputs, seed).fit(inputs, place)
-        seen, shown = self._encode(inputs)
-        tell.say("features", f"{len(seen):,} rows, {seen.shape[1]} public features")
-        return seen, shown
-
-    def _coded(self, inputs: Any, method: str, seed: int, tell: Teller) -> Coded | None:
+    def _coded(self, inputs: Any, method: str, seed: int) -> Coded | None:
         """Return a table whose features would take more than a gibibyte as numbers and cells; None for any other.
 
         What features there are is then found on some of the rows, and all are read in parts. The method has to be able
         to do with that.
         """
         able = self._task == "classes" and (method == AUTO or BY_KEY[method].coded) and self.model is None
-        if not able or self.features is not None:
+        if not able or self.features is not None or not comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
             return None
-        if not cols.comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
-            return None
-        rows = len(inputs)
-        some = self._read(cols.some_rows(inputs, sample_rows(rows, _FEW_ROWS, seed).numpy()), reset=True)
+        some = self._read(take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy()), reset=True)
         place = None if self.device is None else torch.device(self.device)
-        self._map = found = cast("TableMap", self._extractor(some, seed).fit(some, place))
-        if rows * found.dim <= MOST_CELLS:
+        self._map = found = Table(**_TABLE, seed=seed).fit(some, place)
+        if len(inputs) * found.dim <= MOST_CELLS:
             return None
-        coded = Coder(found).coded(self._read(part, reset=False) for part in cols.parts_of(inputs, ROWS_AT_ONCE))
-        tell.say("features", f"{rows:,} rows, {found.dim} public features, made as they are needed")
-        return coded
-
-    # -- paying -----------------------------------------------------------------------------------------------------
-
-    def _checked_method(self) -> str:
-        """Return the method as the catalogue spells it, or raise ValueError where it is unknown or does not fit."""
-        if self.settings is not None and not isinstance(self.settings, dict):
-            raise ValueError(f"settings={self.settings!r} is not a dictionary; give one, say {{'epochs': 20}}")
-        if self.model is not None and not isinstance(self.model, nn.Module):
-            raise ValueError(f"model is a {type(self.model).__name__}; give a torch.nn.Module, or None")
-        if self.method == AUTO:
-            return AUTO
-        recipe = find(self.method, self._task)
-        if self.model is not None and not recipe.network:
-            raise ValueError(
-                f"method={self.method!r} trains no network, but model is given; leave it out, or choose {AUTO!r}, "
-                "which takes the best method that trains one"
-            )
-        return recipe.key
-
-    def _best_of(self, choice: Choice, vault: LabelVault) -> str:
-        """Return the best recipe of the ranking that trains the user's network, if there is one, and protects users."""
-        for one in choice.ranking:
-            recipe = BY_KEY[one.recipe]
-            fits = (self.model is None or recipe.network) and (recipe.users or not isinstance(vault, UserVault))
-            if fits and not one.obstacle:
-                return recipe.key
-        obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
-        raise ValueError(f"no recipe can be used here: {obstacles}")
-
-    def _checked_epsilon(self) -> float:
-        epsilon = self.epsilon
-        if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.number)) or not 0 < epsilon < math.inf:
-            raise ValueError(f"epsilon={epsilon!r} is not a budget; give a finite number above 0, say 1.0")
-        return float(epsilon)
-
-    def _checked_delta(self, rows: int, most: float | None) -> float:
-        """Return δ as given, else a tenth of one over the rows, at most 1e-5 and at most what a store allows."""
-        if self.delta is None:
-            usual = usual_delta(rows)
-            return usual if most is None or most >= usual else (most if most >= SMALLEST_DELTA else 0.0)
-        delta = self.delta
-        if isinstance(delta, bool) or not isinstance(delta, (int, float, np.number)):
-            raise ValueError(f"delta={delta!r} is not a number; give 0, say 1e-5, or None for one that suits the rows")
-        if delta != 0 and not SMALLEST_DELTA <= delta < 1:
-            raise ValueError(f"delta={delta} must be 0, or from {SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
-        return float(delta)
-
-    def _limited(self, vault: Any, rows: int, epsilon: float, paid: bool = False) -> tuple[Any, float]:
-        """Return a vault that holds the fit to ε and δ, charged to the store where there is one; and δ."""
-        if len(vault) != rows:
-            raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
-        if rows < self._fewest_rows:
-            raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
-        account = None if paid else spending.account(self.store, self.dataset, vault, self.note)
-        delta = self._checked_delta(rows, None if account is None else account.budget.delta)
-        store = account if paid or account is not None else spending.CountedFit(vault, self._family)
-        # What the vault itself would refuse is refused by the part, which recipes ask before they begin.
-        most = vault.budget or Budget(epsilon, delta)
-        budget = Budget(min(epsilon, most.epsilon), min(delta, most.delta))
-        return vault.part(budget=budget, store=store), delta
+        return Coder(found).coded(self._read(part, reset=False) for part in parts_of(inputs, ROWS_AT_ONCE))
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
@@ -319,9 +285,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
         The certificate is not among them: write it beside them with `certificate_.write`.
         """
-        self._check_fitted()
+        check_is_fitted(self)
         map_config, map_arrays = serialise.map_parts(self._map)
-        config, arrays = serialise.predictor_parts(self._predictor)
+        config, arrays = self._predictor.parts()
         fitted = {"epsilon": float(self.epsilon), "method": self.method_, "features_in": int(self.n_features_in_)}
         if hasattr(self, "feature_names_in_"):
             fitted["names"] = list(self.feature_names_in_)
@@ -346,15 +312,14 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 f"these are parts of a {config.get('kind')!r} in format {config.get('format')!r}, not of a "
                 f"{cls._kind!r} in {serialise.FORMAT!r}; use the class and the version that wrote them"
             )
-        made: Any = cast("Any", cls)(**cls._parameters_from(config), device=device)
+        made = cls._from_own_parts(config, device)
         place = torch.device("cpu" if device is None else device)
         made.method_, made.n_features_in_, made.choice_ = config["method"], config["features_in"], None
         if "names" in config:
             made.feature_names_in_ = np.asarray(config["names"], dtype=object)
-        made._layout = cols.Layout(tuple(config["numeric"])) if "numeric" in config else None
+        made._layout = Layout(tuple(config["numeric"])) if "numeric" in config else None
         made._map = serialise.map_from_parts(config["map"], arrays, place)
         made._predictor = serialise.predictor_from_parts(config["predictor"], arrays, model, place)
-        made._restore(config)
         if certificate is not None:
             made.certificate_ = certificate
         return made
@@ -365,11 +330,5 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     @classmethod
     @abstractmethod
-    def _parameters_from(cls, config: Config) -> dict[str, Any]:
-        """Return the arguments to make an estimator of this kind again."""
-
-    def _restore(self, config: Config) -> None:
-        """Set what only this kind of estimator has."""
-
-    def _check_fitted(self) -> None:
-        check_is_fitted(self, "_predictor")
+    def _from_own_parts(cls, config: Config, device: Any) -> Any:
+        """Return an estimator of this kind with what `_own_parts` kept."""

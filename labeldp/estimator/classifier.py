@@ -1,4 +1,4 @@
-"""`LabelDPClassifier`: every classification recipe behind scikit-learn's interface."""
+"""Offer every classification recipe behind scikit-learn's interface: `LabelDPClassifier`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import numpy.typing as npt
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
-from torch import Tensor, nn
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
-from labeldp.choosing.choice import Choice, choose
 from labeldp.core.vault import LabelVault
+from labeldp.data.columns import comes_in_parts, parts_of
 from labeldp.data.door import open_labels, seal_classes
-from labeldp.estimator import inputs as cols
 from labeldp.estimator import spending
 from labeldp.estimator.base import ROWS_AT_ONCE, LabelDPEstimator
-from labeldp.estimator.predictors import HeadPredictor
-from labeldp.estimator.progress import Report
-from labeldp.estimator.serialise import plain
+from labeldp.estimator.serialise import HeadPredictor, plain
 from labeldp.features.extract import Extractor
-from labeldp.features.tables import Coded, Coder, TableMap
-from labeldp.mechanisms.users import UserVault
+from labeldp.features.tables import Coder, TableMap
+from labeldp.learning.progress import Report
 from labeldp.recipes.catalogue import AUTO, BY_KEY
 
 
@@ -107,23 +105,23 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return P(class | row), (n, K), in the order of `classes_`."""
-        self._check_fitted()
-        many = cols.comes_in_parts(X) and len(X) > ROWS_AT_ONCE
-        parts = cols.parts_of(X, ROWS_AT_ONCE) if many else [X]
-        logits = [self._logits(self._read(part, reset=False), many) for part in parts]
+        check_is_fitted(self)
+        head, found, network = self._predictor, self._map, BY_KEY[self.method_].network
+        many = comes_in_parts(X) and len(X) > ROWS_AT_ONCE
+        logits = []
+        for part in parts_of(X, ROWS_AT_ONCE) if many else [X]:
+            read = self._read(part, reset=False)
+            if many and isinstance(head, HeadPredictor) and isinstance(found, TableMap) and found.scaling is None:
+                logits.append(head.logits_of_coded(Coder(found).coded([read])))
+            else:
+                seen, shown = self._encode(read)
+                logits.append(head.logits(shown if network else seen))
         return torch.softmax(torch.cat(logits).double(), dim=1).cpu().numpy()
-
-    def _logits(self, read: Any, many: bool) -> Tensor:
-        head, found = self._predictor, self._map
-        if many and isinstance(head, HeadPredictor) and isinstance(found, TableMap) and found.scaling is None:
-            return head.logits_of_coded(Coder(found).coded([read]))
-        seen, shown = self._encode(read)
-        return head.logits(shown if BY_KEY[self.method_].network else seen)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the likeliest class of each row, (n,)."""
-        self._check_fitted()
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        likeliest = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[likeliest]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
         """Return the share of labels that are predicted, of labels that are declared public: `OpenLabels`."""
@@ -147,15 +145,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         return {"classes": plain(self.classes_)}
 
     @classmethod
-    def _parameters_from(cls, config: dict[str, Any]) -> dict[str, Any]:
-        return {"epsilon": config["epsilon"], "method": config["method"], "classes": config["classes"]}
-
-    def _restore(self, config: dict[str, Any]) -> None:
-        self.classes_ = np.asarray(config["classes"])
-
-    def _choice(self, vault: LabelVault, seen: Tensor | Coded, epsilon: float, delta: float) -> Choice:
-        return choose(
-            len(vault), len(self.classes_), epsilon, delta, feature_dim=self._width(seen), modality=self._modality,
-            device=seen.device.type,
-            rows_per_user=int(vault.users.sizes.max()) if isinstance(vault, UserVault) else None,
-        )  # fmt: skip
+    def _from_own_parts(cls, config: dict[str, Any], device: Any) -> LabelDPClassifier:
+        made = cls(config["epsilon"], method=config["method"], classes=config["classes"], device=device)
+        made.classes_ = np.asarray(config["classes"])
+        return made

@@ -5,32 +5,26 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from labeldp.core.ledger import Ledger, worst_epsilon
+from labeldp.core.vault import LabelVault
 from labeldp.learning.progress import Progress, Report
 
 
-class Paying(Protocol):
-    """What has a ledger: a vault."""
+class Reporter:
+    """Pass the messages of recipes and of the training loop on, with ε as the vault's ledger has it.
 
-    @property
-    def ledger(self) -> Ledger:
-        """What was paid for so far."""
-        ...
+    Args:
+        report: gets them; None for nobody.
+        vault: whose queries are priced.
+        delta: at which they are (at 0 where they need none).
+        begun: when the fit began, by `time.perf_counter`.
+    """
 
-
-class Teller:
-    """Pass the messages of recipes and of the training loop on, with ε as the vault's ledger has it."""
-
-    def __init__(self, report: Report | None) -> None:
-        self._report, self._begun = report, time.perf_counter()
-        self._vault: Paying | None = None
-        self._delta, self._priced = 0.0, (Ledger(0), 0.0, 0)
-
-    def watch(self, vault: Paying, delta: float) -> None:
-        """From now on report what this vault's queries have cost, at this δ (at 0 where they need none)."""
-        self._vault, self._delta = vault, delta
+    def __init__(self, report: Report | None, vault: LabelVault, delta: float, begun: float) -> None:
+        self._report, self._vault, self._delta, self._begun = report, vault, delta, begun
+        self._priced = Ledger(0), 0.0, 0
 
     def __call__(self, progress: Progress) -> None:
         """Pass a message of a recipe or of the training loop on, with the seconds of the whole fit.
@@ -41,17 +35,18 @@ class Teller:
         if self._report is None:
             return
         progress = replace(progress, seconds=time.perf_counter() - self._begun)
-        if progress.epsilon is None and self._vault is not None:
-            epsilon, queries = self._spent(self._vault.ledger)
+        if progress.epsilon is None:
+            epsilon, queries = self._spent()
             progress = replace(progress, epsilon=epsilon, queries=queries)
         self._report(progress)
 
-    def say(self, phase: str, detail: str, share: float | None = None, epsilon: float | None = None) -> None:
+    def phase(self, name: str, detail: str, share: float | None = None, epsilon: float | None = None) -> None:
         """Report a phase of the estimator itself."""
-        self(Progress(phase, detail, 0.0, share, epsilon))
+        self(Progress(name, detail, 0.0, share, epsilon))
 
-    def _spent(self, ledger: Ledger) -> tuple[float, int]:
+    def _spent(self) -> tuple[float, int]:
         """Return ε and the number of queries of the worst row, computed anew only where the ledger is a new one."""
+        ledger = self._vault.ledger
         if ledger is not self._priced[0]:
             groups = ledger.groups()
             pure = worst_epsilon(groups, 0.0)

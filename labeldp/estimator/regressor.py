@@ -1,4 +1,4 @@
-"""`LabelDPRegressor`: private numbers behind scikit-learn's interface."""
+"""Offer regression on private numbers behind scikit-learn's interface: `LabelDPRegressor`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import numpy.typing as npt
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
-from torch import Tensor, nn
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
-from labeldp.choosing.choice import Choice, choose
-from labeldp.core.vault import LabelVault
 from labeldp.data.door import open_labels, seal_numbers
 from labeldp.estimator import spending
 from labeldp.estimator.base import LabelDPEstimator
-from labeldp.estimator.progress import Report
 from labeldp.features.extract import Extractor
-from labeldp.features.tables import Coded
+from labeldp.learning.progress import Report
 from labeldp.mechanisms.values import ValueVault
 from labeldp.recipes.catalogue import AUTO, BY_KEY
 
@@ -81,7 +79,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return the expected number of each row, (n,), within the bounds."""
-        self._check_fitted()
+        check_is_fitted(self)
         seen, shown = self._encode(self._read(X, reset=False))
         head = not BY_KEY[self.method_].network
         scores = self._predictor.logits(seen if head else shown).double()
@@ -101,8 +99,6 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         vars(self).pop("_predictor", None)
         return seal_numbers(y, self.bounds, name=type(self).__name__)
 
-    # -- parts ------------------------------------------------------------------------------------------------------
-
     _task = "numbers"
     _kind = "regressor"
     _fewest_rows = 3
@@ -111,8 +107,5 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         return {"bounds": [float(end) for end in self.bounds]}
 
     @classmethod
-    def _parameters_from(cls, config: dict[str, Any]) -> dict[str, Any]:
-        return {"epsilon": config["epsilon"], "method": config["method"], "bounds": tuple(config["bounds"])}
-
-    def _choice(self, vault: LabelVault, seen: Tensor | Coded, epsilon: float, delta: float) -> Choice:
-        return choose(len(vault), None, epsilon, delta, feature_dim=self._width(seen), modality="table")
+    def _from_own_parts(cls, config: dict[str, Any], device: Any) -> LabelDPRegressor:
+        return cls(config["epsilon"], tuple(config["bounds"]), method=config["method"], device=device)

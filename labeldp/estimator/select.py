@@ -19,14 +19,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import clone
-from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils import check_random_state
 
 from labeldp.core.certificate import Certificate
 from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.data.columns import take_rows
 from labeldp.data.door import seal_classes
 from labeldp.estimator import spending
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.estimator.inputs import is_frame
 from labeldp.mechanisms.common import checked_epsilon
 from labeldp.mechanisms.selection import BestCandidate
 
@@ -85,8 +85,7 @@ def select(
     checked_epsilon(epsilon)
     if not 0 < held_out < 1:
         raise ValueError(f"held_out={held_out} is not a share of the rows; give a number between 0 and 1")
-    account = spending.account(store, dataset, vault, note)
-    whole = vault.part(store=account or spending.CountedFit(vault, "selection"))
+    whole = vault.part(store=spending.account(store, dataset, vault, note, "selection"))
     order = check_random_state(random_state).permutation(len(whole))
     chosen = max(1, math.floor(len(whole) * held_out))
     fitted_on, held = np.sort(order[chosen:]), np.sort(order[:chosen])
@@ -95,9 +94,9 @@ def select(
     # its own fit, are brought to where they would pay, with a budget that refuses.
     for twin in twins[1:]:
         with suppress(BudgetExceededError):
-            _twin(twin, known, report=None)._fit(_rows(X, fitted_on), vault.part(fitted_on, Budget(0.0)), paid=True)
-    fitted = [twin._fit(_rows(X, fitted_on), whole.part(fitted_on), paid=True) for twin in twins]
-    guesses = np.stack([one.predict_proba(_rows(X, held)).argmax(axis=1) for one in fitted])
+            _twin(twin, known, report=None)._fit(take_rows(X, fitted_on), vault.part(fitted_on, Budget(0.0)), paid=True)
+    fitted = [twin._fit(take_rows(X, fitted_on), whole.part(fitted_on), paid=True) for twin in twins]
+    guesses = np.stack([one.predict_proba(take_rows(X, held)).argmax(axis=1) for one in fitted])
     winner = whole.release(BestCandidate(guesses, len(known), epsilon), rows=held)
     spent = sum(one.certificate_.delta for one in fitted) if delta is None else delta
     return Selection(fitted[winner], winner, whole.certificate(spent), tuple(fitted))
@@ -108,15 +107,6 @@ def _twin(candidate: LabelDPClassifier, known: npt.NDArray[Any], **settings: Any
     twin = cast("Any", clone(candidate)).set_params(classes=list(known), store=None, dataset=None, **settings)
     twin.classes_ = known
     return twin
-
-
-def _rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
-    if hasattr(inputs, "detach") or isinstance(inputs, np.ndarray):
-        return inputs[rows]
-    # Arrow has `take`, polars takes a list of rows, pandas is left to scikit-learn.
-    if is_frame(inputs) and hasattr(inputs, "column_names"):
-        return inputs.take(rows)
-    return _safe_indexing(inputs, rows)
 
 
 def _declared(candidates: Sequence[LabelDPClassifier], classes: Any) -> Any:

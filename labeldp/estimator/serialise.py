@@ -1,25 +1,28 @@
-"""Take a fitted estimator apart into plain settings and arrays, and back: no pickle, nothing that was not paid for.
+"""Keep what a fit leaves behind: what scores public rows, and its parts as plain settings and arrays, and back.
 
-Settings are dictionaries, lists, text, numbers and truth values, so that they fit TOML and JSON; arrays have names, so
-that they fit safetensors.
+No pickle, and nothing that was not paid for. Settings are dictionaries, lists, text, numbers and truth values, so that
+they fit TOML and JSON; arrays have names, so that they fit safetensors.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from labeldp.estimator.predictors import HeadPredictor, NetPredictor, Predictor, StudentPredictor
 from labeldp.features.extract import FeatureMap, RawMap, Scaling
 from labeldp.features.patches import PatchMap
-from labeldp.features.tables import TableMap
+from labeldp.features.tables import Coded, TableMap
+from labeldp.learning.train import predict
 from labeldp.learning.tuning import Basis
 from labeldp.models.zoo import FeatureNet
+from labeldp.recipes.distil import LinearStudent
+from labeldp.recipes.one_shot import OneShot
 
 FORMAT = "labeldp-estimator/1"
 Config = dict[str, Any]
@@ -35,7 +38,141 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
+def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    kept = tensor.detach().cpu()
+    # NumPy has no bfloat16; loading turns it back.
+    return (kept.float() if kept.dtype == torch.bfloat16 else kept).contiguous().numpy().copy()
+
+
+def _tensor(arrays: Arrays, name: str, device: torch.device) -> Tensor:
+    if name not in arrays:
+        raise PartsError(f"the array {name!r} is missing; the parts are not complete")
+    return torch.from_numpy(np.array(arrays[name])).to(device)
+
+
+# -- what predicts ---------------------------------------------------------------------------------------------------
+
+
+class Predictor(Protocol):
+    """Scores of public rows, made from what a recipe returned."""
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return the scores, (n, K)."""
+        ...
+
+    def parts(self) -> tuple[Config, Arrays]:
+        """Return settings and arrays."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class HeadPredictor:
+    """The head of a moment, φ = basis(x): softmax(t·Wφ) are honest probabilities."""
+
+    basis: Basis
+    weight: Tensor
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return t·Wφ."""
+        return torch.cat([self.basis(part) @ self.weight.T for part in rows.to(self.weight.device).split(8192)])
+
+    def logits_of_coded(self, rows: Coded) -> Tensor:
+        """Return the same, sooner and without all features at once."""
+        return torch.cat([self.basis.from_turned(part) @ self.weight.T for _, part in rows.mapped(self.basis.matrix)])
+
+    def parts(self) -> tuple[Config, Arrays]:
+        """Return the basis and the weights."""
+        config = {"kind": "head", "constant": self.basis.constant, "bound": self.basis.bound}
+        tensors = {"head.mean": self.basis.mean, "head.matrix": self.basis.matrix, "head.weight": self.weight}
+        return config, {name: _numpy(tensor) for name, tensor in tensors.items()}
+
+    @classmethod
+    def of(cls, config: Config, arrays: Arrays, device: torch.device) -> HeadPredictor:
+        """Return the head of these parts."""
+        mean, matrix, weight = (_tensor(arrays, f"head.{name}", device) for name in ("mean", "matrix", "weight"))
+        return cls(Basis(mean, matrix, config["constant"], config["bound"]), weight)
+
+
+@dataclass(frozen=True, eq=False)
+class StudentPredictor:
+    """A head and its linear student on the same features, of which the head counts by its share."""
+
+    head: HeadPredictor
+    weight: Tensor
+    bias: Tensor
+    share: float
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return logarithms of the mean of their probabilities."""
+        student = torch.cat([part @ self.weight.T + self.bias for part in rows.to(self.weight).split(8192)])
+        if self.share == 0:
+            return student
+        both = torch.lerp(student.softmax(dim=1), self.head.logits(rows).softmax(dim=1), self.share)
+        return both.clamp_min(torch.finfo(both.dtype).tiny).log()
+
+    def parts(self) -> tuple[Config, Arrays]:
+        """Return those of the head and the student's."""
+        config, arrays = self.head.parts()
+        student = {"student.weight": _numpy(self.weight), "student.bias": _numpy(self.bias)}
+        return {**config, "kind": "head and student", "share": self.share}, {**arrays, **student}
+
+
+@dataclass(frozen=True, eq=False)
+class NetPredictor:
+    """A trained network; `own` says that the user brought it."""
+
+    net: nn.Module
+    own: bool
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return the network's outputs."""
+        return predict(self.net, rows)
+
+    def parts(self) -> tuple[Config, Arrays]:
+        """Return the weights, and the sizes of a network that can be made again from them."""
+        arrays = {f"net.{name}": _numpy(tensor) for name, tensor in self.net.state_dict().items()}
+        if self.own or not isinstance(self.net, FeatureNet):
+            return {"kind": "own net", "class": type(self.net).__qualname__}, arrays
+        return {"kind": "net", **self.net.sizes}, arrays
+
+
+def predictor_of(found: Any, own: bool) -> Predictor:
+    """Return what predicts, from a recipe's result: a head, a head and its student, or a network."""
+    if isinstance(found, OneShot):
+        return HeadPredictor(found.tuning.basis, found.weight)
+    if isinstance(found, LinearStudent):
+        head = HeadPredictor(found.shot.tuning.basis, found.shot.weight)
+        return StudentPredictor(head, found.layer.weight, found.layer.bias, found.share)
+    return NetPredictor(found if isinstance(found, nn.Module) else found.model, own)
+
+
+def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None, device: torch.device) -> Predictor:
+    """Return the predictor again; a network of the user's needs one of the same kind, whose weights are replaced."""
+    match config["kind"]:
+        case "head":
+            return HeadPredictor.of(config, arrays, device)
+        case "head and student":
+            weight, bias = (_tensor(arrays, f"student.{name}", device) for name in ("weight", "bias"))
+            return StudentPredictor(HeadPredictor.of(config, arrays, device), weight, bias, config["share"])
+        case "net":
+            model = FeatureNet(config["inputs"], config["outputs"], config["hidden"])
+        case "own net" if model is None:
+            raise PartsError(
+                f"the network, a {config['class']}, is not kept, only its weights; give one like it: model="
+            )
+        case "own net":
+            pass
+        case kind:
+            raise PartsError(f"a predictor of kind {kind!r} is not known; use the version that wrote it")
+    assert model is not None
+    weights = {name: array for name, array in arrays.items() if name.startswith("net.")}
+    model.load_state_dict({name.removeprefix("net."): torch.from_numpy(a.copy()) for name, a in weights.items()})
+    return NetPredictor(model.to(device).eval(), own=config["kind"] == "own net")
+
+
 # -- the map from inputs to features ---------------------------------------------------------------------------------
+
+_PATCHES = ("floor", "size", "stride", "pool", "threshold")
 
 
 def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
@@ -44,8 +181,7 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
         case TableMap():
             config, arrays = _table_parts(found)
         case PatchMap():
-            names = ("floor", "size", "stride", "pool", "threshold")
-            config = {"kind": "patches", **{name: getattr(found, name) for name in names}}
+            config = {"kind": "patches", **{name: getattr(found, name) for name in _PATCHES}}
             arrays = {"map.weight": _numpy(found.weight), "map.bias": _numpy(found.bias)}
         case RawMap():
             config, arrays = {"kind": "raw", "unit": found.unit}, {}
@@ -54,19 +190,25 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
                 f"a {type(found).__name__} cannot be taken apart; tables, patches and plain features can: "
                 "encode the inputs first and fit to the result"
             )
-    return {**config, "scaled": found.scaling is not None}, {**arrays, **_scaling_arrays(found.scaling)}
+    for name in () if found.scaling is None else ("mean", "inverse", "basis"):
+        tensor = getattr(found.scaling, name)
+        if tensor is not None:
+            arrays[f"scaling.{name}"] = _numpy(tensor)
+    return {**config, "scaled": found.scaling is not None}, arrays
 
 
 def map_from_parts(config: Config, arrays: Arrays, device: torch.device) -> FeatureMap:
     """Return the map again, on this device."""
-    scaling = _scaling(arrays, device) if config["scaled"] else None
+    scaling = None
+    if config["scaled"]:
+        basis = _tensor(arrays, "scaling.basis", device) if "scaling.basis" in arrays else None
+        scaling = Scaling(_tensor(arrays, "scaling.mean", device), _tensor(arrays, "scaling.inverse", device), basis)
     match config["kind"]:
         case "table":
-            return _table(config, arrays, scaling, device)
+            return _table_of(config, arrays, scaling, device)
         case "patches":
-            names = ("floor", "size", "stride", "pool", "threshold")
             weight, bias = (_tensor(arrays, f"map.{name}", device) for name in ("weight", "bias"))
-            return PatchMap(weight, bias, **{name: config[name] for name in names}, scaling=scaling)
+            return PatchMap(weight, bias, **{name: config[name] for name in _PATCHES}, scaling=scaling)
         case "raw" if scaling is not None:
             return RawMap(scaling, config["unit"])
     raise PartsError(f"features of kind {config['kind']!r} are not known; use the version that wrote them")
@@ -79,97 +221,18 @@ def _table_parts(found: TableMap) -> tuple[Config, Arrays]:
     config["clip"] = 0.0 if math.isinf(found.clip) else found.clip
     config |= {"scale": found.scale, "bins": list(map(len, found.edges)), "steps": list(map(len, found.steps))}
     arrays = {"map.mean": found.mean, "map.spread": found.spread, "map.missing": found.missing.astype(np.uint8)}
-    edges = {
-        name: np.concatenate([*parts, np.empty(0)]) for name, parts in (("bins", found.edges), ("steps", found.steps))
-    }
-    return config, {**arrays, **{f"map.{name}": array for name, array in edges.items()}}
+    for name, ragged in (("bins", found.edges), ("steps", found.steps)):
+        arrays[f"map.{name}"] = np.concatenate([*ragged, np.empty(0)])
+    return config, arrays
 
 
-def _table(config: Config, arrays: Arrays, scaling: Scaling | None, device: torch.device) -> TableMap:
+def _table_of(config: Config, arrays: Arrays, scaling: Scaling | None, device: torch.device) -> TableMap:
     values = tuple(None if one["hashed"] else np.asarray(one["values"]) for one in config["columns"])
-    edges, steps = (_ragged(arrays[f"map.{name}"], config[name]) for name in ("bins", "steps"))
+    edges, steps = (
+        tuple(np.split(arrays[f"map.{name}"], np.cumsum(config[name]).astype(int))[: len(config[name])])
+        for name in ("bins", "steps")
+    )
     return TableMap(
         arrays["map.mean"], arrays["map.spread"], arrays["map.missing"].astype(bool), values, config["buckets"],
         config["seed"], device, edges, steps, config["clip"] or math.inf, config["scale"], scaling,
     )  # fmt: skip
-
-
-def _ragged(flat: npt.NDArray[Any], sizes: list[int]) -> tuple[npt.NDArray[Any], ...]:
-    return tuple(np.split(flat, np.cumsum(sizes).astype(int))[: len(sizes)])
-
-
-def _scaling_arrays(scaling: Scaling | None) -> Arrays:
-    if scaling is None:
-        return {}
-    arrays = {"scaling.mean": _numpy(scaling.mean), "scaling.inverse": _numpy(scaling.inverse)}
-    return arrays if scaling.basis is None else {**arrays, "scaling.basis": _numpy(scaling.basis)}
-
-
-def _scaling(arrays: Arrays, device: torch.device) -> Scaling:
-    basis = _tensor(arrays, "scaling.basis", device) if "scaling.basis" in arrays else None
-    return Scaling(_tensor(arrays, "scaling.mean", device), _tensor(arrays, "scaling.inverse", device), basis)
-
-
-# -- what predicts ---------------------------------------------------------------------------------------------------
-
-
-def predictor_parts(found: Predictor) -> tuple[Config, Arrays]:
-    """Return settings and arrays of a head or of a network's weights."""
-    if isinstance(found, HeadPredictor):
-        return _head_parts(found)
-    if isinstance(found, StudentPredictor):
-        config, arrays = _head_parts(found.head)
-        student = {"student.weight": _numpy(found.weight), "student.bias": _numpy(found.bias)}
-        return {**config, "kind": "head and student", "share": found.share}, {**arrays, **student}
-    if isinstance(found, NetPredictor):
-        arrays = {f"net.{name}": _numpy(tensor) for name, tensor in found.net.state_dict().items()}
-        if found.own or not isinstance(found.net, FeatureNet):
-            return {"kind": "own net", "class": type(found.net).__qualname__}, arrays
-        return {"kind": "net", **found.net.sizes}, arrays
-    raise PartsError(f"a {type(found).__name__} cannot be taken apart")
-
-
-def _head_parts(found: HeadPredictor) -> tuple[Config, Arrays]:
-    basis: Basis = found.basis
-    config = {"kind": "head", "constant": basis.constant, "bound": basis.bound}
-    tensors = {"head.mean": basis.mean, "head.matrix": basis.matrix, "head.weight": found.weight}
-    return config, {name: _numpy(tensor) for name, tensor in tensors.items()}
-
-
-def _head(config: Config, arrays: Arrays, device: torch.device) -> HeadPredictor:
-    mean, matrix, weight = (_tensor(arrays, f"head.{name}", device) for name in ("mean", "matrix", "weight"))
-    return HeadPredictor(Basis(mean, matrix, config["constant"], config["bound"]), weight)
-
-
-def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None, device: torch.device) -> Predictor:
-    """Return the predictor again; a network of the user's needs one of the same kind, whose weights are replaced."""
-    if config["kind"] == "head":
-        return _head(config, arrays, device)
-    if config["kind"] == "head and student":
-        weight, bias = (_tensor(arrays, f"student.{name}", device) for name in ("weight", "bias"))
-        return StudentPredictor(_head(config, arrays, device), weight, bias, config["share"])
-    if config["kind"] == "net":
-        model = FeatureNet(config["inputs"], config["outputs"], config["hidden"])
-    elif config["kind"] != "own net":
-        raise PartsError(f"a predictor of kind {config['kind']!r} is not known; use the version that wrote it")
-    if model is None:
-        raise PartsError(f"the network, a {config['class']}, is not kept, only its weights; give one like it: model=")
-    state = {
-        name.removeprefix("net."): torch.from_numpy(array.copy())
-        for name, array in arrays.items()
-        if name.startswith("net.")
-    }
-    model.load_state_dict(state)
-    return NetPredictor(model.to(device).eval(), own=config["kind"] == "own net")
-
-
-def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    kept = tensor.detach().cpu()
-    # NumPy has no bfloat16; loading turns it back.
-    return (kept.float() if kept.dtype == torch.bfloat16 else kept).contiguous().numpy().copy()
-
-
-def _tensor(arrays: Arrays, name: str, device: torch.device) -> Tensor:
-    if name not in arrays:
-        raise PartsError(f"the array {name!r} is missing; the parts are not complete")
-    return torch.from_numpy(np.array(arrays[name])).to(device)

@@ -6,6 +6,7 @@ the fit. A process remembers the labels it has fitted to by a hash under a key t
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 import threading
@@ -13,12 +14,15 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labeldp.core.ledger import Ledger
+import numpy as np
+
+from labeldp.budgets.calibrate import SMALLEST_DELTA, usual_delta
+from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.values import ValueVault
 
 if TYPE_CHECKING:
-    from labeldp.budgets.store import Account, BudgetStore
+    from labeldp.budgets.store import Account
 
 
 _KEY = secrets.token_bytes(32)
@@ -32,6 +36,9 @@ class RepeatedFitWarning(UserWarning):
 
 class UnpaidSearchError(RuntimeError):
     """A search, or another estimator around this one, would use true labels that no certificate covers."""
+
+
+# -- what this process has fitted to ---------------------------------------------------------------------------------
 
 
 class _Memory:
@@ -54,6 +61,7 @@ class _Memory:
             self._labels.add(labels)
 
     def knows(self, labels: str) -> bool:
+        """Return whether these labels were fitted to."""
         with self._lock:
             return labels in self._labels
 
@@ -68,33 +76,6 @@ class _Memory:
 
 
 MEMORY = _Memory()
-
-
-class CountedFit:
-    """Stand in for a budget store: count a fit when it first spends, and warn if it is not the first.
-
-    A fit that is refused is not counted. A vault with a budget of its own keeps count itself, and refuses.
-    """
-
-    def __init__(self, vault: LabelVault, family: str) -> None:
-        self._vault, self._family, self._begun = vault, family, False
-
-    def __call__(self, ledger: Ledger) -> None:
-        """Take note of a query that is about to be drawn."""
-        if self._begun or self._vault.budget is not None:
-            return
-        self._begun = True
-        if MEMORY.repeats(f"labels {self._vault.fingerprint(_KEY)}", f"family {self._family}"):
-            outside = [level for level, name in enumerate(_callers(), start=1) if not name.startswith("labeldp.")]
-            warnings.warn(
-                "these labels, or parts of them, were fitted to more than once in this process (a clone, a loop over "
-                "settings): each fit spends its epsilon again, and the certificate of a model covers its own fit only. "
-                "Give store= to keep count and to be refused past the budget, and choose between candidates with "
-                "labeldp.estimator.select",
-                RepeatedFitWarning,
-                # The first line outside of this package is the one to look at.
-                stacklevel=min(outside, default=1),
-            )
 
 
 def begin_fit(vault: LabelVault) -> None:
@@ -136,19 +117,88 @@ def refuse_fitted(vault: LabelVault) -> None:
         )
 
 
-def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None) -> Account | None:
-    """Return the account that pays for these labels, or for the data set they are a part of; None without a store.
+class CountedFit:
+    """Stand in for a budget store: count a fit when it first spends, and warn if it is not the first.
+
+    A fit that is refused is not counted. A vault with a budget of its own keeps count itself, and refuses.
+    """
+
+    budget = None
+
+    def __init__(self, vault: LabelVault, family: str) -> None:
+        self._vault, self._family, self._begun = vault, family, False
+
+    def __call__(self, ledger: Ledger) -> None:
+        """Take note of a query that is about to be drawn."""
+        if self._begun or self._vault.budget is not None:
+            return
+        self._begun = True
+        if MEMORY.repeats(f"labels {self._vault.fingerprint(_KEY)}", f"family {self._family}"):
+            outside = [level for level, name in enumerate(_callers(), start=1) if not name.startswith("labeldp.")]
+            warnings.warn(
+                "these labels, or parts of them, were fitted to more than once in this process (a clone, a loop over "
+                "settings): each fit spends its epsilon again, and the certificate of a model covers its own fit only. "
+                "Give store= to keep count and to be refused past the budget, and choose between candidates with "
+                "labeldp.estimator.select",
+                RepeatedFitWarning,
+                # The first line outside of this package is the one to look at.
+                stacklevel=min(outside, default=1),
+            )
+
+
+# -- what a fit may spend --------------------------------------------------------------------------------------------
+
+
+def checked_epsilon(epsilon: Any) -> float:
+    """Return ε as a float, or raise ValueError where it is no budget."""
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.number)) or not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon={epsilon!r} is not a budget; give a finite number above 0, say 1.0")
+    return float(epsilon)
+
+
+def checked_delta(delta: Any, rows: int, most: float | None) -> float:
+    """Return δ as given, else a tenth of one over the rows, at most 1e-5 and at most what a store allows.
+
+    >>> checked_delta(None, 100, None), checked_delta(None, 100, 1e-9), checked_delta(None, 100, 0.0)
+    (1e-05, 1e-09, 0.0)
+    """
+    if delta is None:
+        usual = usual_delta(rows)
+        return usual if most is None or most >= usual else (most if most >= SMALLEST_DELTA else 0.0)
+    if isinstance(delta, bool) or not isinstance(delta, (int, float, np.number)):
+        raise ValueError(f"delta={delta!r} is not a number; give 0, say 1e-5, or None for one that suits the rows")
+    if delta != 0 and not SMALLEST_DELTA <= delta < 1:
+        raise ValueError(f"delta={delta} must be 0, or from {SMALLEST_DELTA:g} to below 1; 1e-5 is usual")
+    return float(delta)
+
+
+def limited(vault: LabelVault, epsilon: float, delta: Any, payer: Account | CountedFit | None) -> tuple[Any, float]:
+    """Return a vault that holds a fit to ε and δ and is charged to the payer, and δ as it was settled."""
+    allowed = None if payer is None or payer.budget is None else payer.budget.delta
+    settled = checked_delta(delta, len(vault), allowed)
+    # What the vault itself would refuse is refused by the part, which recipes ask before they begin.
+    most = vault.budget or Budget(epsilon, settled)
+    budget = Budget(min(epsilon, most.epsilon), min(settled, most.delta))
+    return vault.part(budget=budget, store=payer), settled
+
+
+def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None, family: str) -> Account | CountedFit:
+    """Return the account that pays for these labels, or for the data set they are a part of.
 
     Args:
-        store: None, a `BudgetStore`, or where to open one.
+        store: a `BudgetStore`, or where to open one; None where this process only counts.
         dataset: the name of the data set. Labels that are not the whole of it are charged as a part: to every row.
+        note: what the store's history says the fit was for.
+        family: by which fits are counted where there is no store.
     """
     if store is None:
-        return None
-    from labeldp.budgets.address import shown_address
-    from labeldp.budgets.store import UnknownDataSetError
+        return CountedFit(vault, family)
+    from labeldp.budgets.keys import shown_address
+    from labeldp.budgets.store import BudgetStore, UnknownDataSetError
 
-    opened = open_store(store)
+    if not isinstance(store, (BudgetStore, str, Path)):
+        raise ValueError(f"store is a {type(store).__name__}; give a path, a postgresql:// address or a BudgetStore")
+    opened = store if isinstance(store, BudgetStore) else BudgetStore.open(store, create=False)
     try:
         return opened.account(vault, dataset=dataset, note=note)
     except UnknownDataSetError:
@@ -160,14 +210,3 @@ def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None
                 "set, a fold for example, name it with dataset="
             ) from None
         return opened.part_of(dataset, note=note)
-
-
-def open_store(store: Any) -> BudgetStore:
-    """Open a store that exists already."""
-    from labeldp.budgets.store import BudgetStore
-
-    if isinstance(store, BudgetStore):
-        return store
-    if not isinstance(store, (str, Path)):
-        raise ValueError(f"store is a {type(store).__name__}; give a path, a postgresql:// address or a BudgetStore")
-    return BudgetStore.open(store, create=False)

@@ -65,7 +65,8 @@ def cutout(size: int = 8, fill: float = 0.0) -> Augment:
     def augment(images: Tensor, generator: Generator) -> Tensor:
         n, _, height, width = images.shape
         rows, columns = _band(height, size, n, generator), _band(width, size, n, generator)
-        return images.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], fill)
+        # Not masked_fill, which would lay channels first again.
+        return torch.where(rows[:, None, :, None] & columns[:, None, None, :], fill, images)
 
     return augment
 

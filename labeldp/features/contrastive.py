@@ -19,7 +19,7 @@ from labeldp.features.cache import content_key
 from labeldp.features.encoders import Encoder
 from labeldp.features.extract import as_float, checked_images, sample_rows
 from labeldp.learning.optimisers import cosine, sgd
-from labeldp.learning.train import Ahead, Batch, LoopSettings, in_batches, minimise
+from labeldp.learning.train import Ahead, LoopSettings, in_batches, minimise
 from labeldp.models.zoo import checked_count
 
 
@@ -57,11 +57,14 @@ def simclr(
     forward: Any = torch.compile(network) if compiled else network
     views = data.pairs(settings["batch_size"], view or simclr_view())
 
-    def loss(batch: Batch) -> Tensor:
-        return nt_xent(forward(views(batch)), temperature)
+    def loss(pairs: Tensor) -> Tensor:
+        return nt_xent(forward(pairs), temperature)
 
     run = content_key("simclr", epochs, settings["batch_size"], seed, temperature, outputs, data.images)
-    minimise(network, loss, len(data.images), epochs=epochs, seed=seed, run=run, **settings)
+    minimise(
+        network, loss, len(data.images), arguments=lambda batch: (views(batch),), epochs=epochs, seed=seed, run=run,
+        **settings,
+    )  # fmt: skip
     return data.encoder()
 
 
@@ -106,11 +109,10 @@ def byol(
     slow, fast = ([p.detach() for p in part.parameters()] for part in (target, online))
     views = data.pairs(settings["batch_size"], view or simclr_view())
 
-    def loss(batch: Batch) -> Tensor:
-        pairs = views(batch)
+    def loss(pairs: Tensor) -> Tensor:
         with torch.no_grad():
             aims = follow(pairs).float()
-        return agreement_loss(forward(pairs).float(), aims.roll(len(batch.rows), dims=0))
+        return agreement_loss(forward(pairs).float(), aims.roll(len(pairs) // 2, dims=0))
 
     def after(share: float) -> None:
         step = (1 - decay) * (1 + math.cos(math.pi * share)) / 2
@@ -118,7 +120,10 @@ def byol(
 
     given = (epochs, settings["batch_size"], seed, decay, *widths, isinstance(view, tuple))
     run = content_key("byol", *given, data.images)
-    minimise(network, loss, len(data.images), epochs=epochs, after=after, seed=seed, run=run, **settings)
+    minimise(
+        network, loss, len(data.images), arguments=lambda batch: (views(batch),), epochs=epochs, after=after, seed=seed,
+        run=run, **settings,
+    )  # fmt: skip
     return data.encoder()
 
 

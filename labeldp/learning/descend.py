@@ -57,7 +57,8 @@ def descend(
         gradient: step number → gradient at the model's present weights, (P,), or None for a lost one.
         optimizer, schedule: the optimiser's own rate is the peak (plain SGD at 0.1 when None); the schedule
             multiplies it.
-        average: decay of an exponential moving average of the weights, which is then returned; 0 is off.
+        average: decay of an exponential moving average of the weights, which is then returned; 0 is off, and
+            `usual_decay` is for noisy gradients.
         radius: keep the weights within this distance of the first ones; None is no bound.
         kept: a folder to go on from after a kill; `gradient` must then keep what it returns there before it returns.
         every: steps between two reports; 0 reports at the end only.
@@ -87,6 +88,24 @@ def descend(
     if report is not None:
         report(steps)
     return run.finish()
+
+
+def usual_decay(steps: int, schedule: Schedule | None = None) -> float:
+    """Return 1 − 4/steps: weights averaged over about the last quarter of the steps; 0 where there are four or fewer.
+
+    Noise moves the weights about in every step, and their average forgets most of it (Polyak & Juditsky 1992). Only the
+    end is averaged, so that weights from before the model had learnt count little (Rakhlin et al. 2012): those it began
+    with count e⁻⁴. A rule by the number of steps alone leaves nothing to tune.
+
+    A schedule that ends with steps of next to nothing (4/steps of the peak) has averaged by itself: then it is 0, too.
+
+    >>> from labeldp.learning.optimisers import linear
+    >>> usual_decay(400), usual_decay(4), usual_decay(400, linear())
+    (0.99, 0.0, 0.0)
+    """
+    part = 4.0 / max(steps, 1)
+    settled = schedule is not None and schedule(1 - 1 / max(steps, 1)) <= part
+    return 0.0 if settled else max(0.0, 1.0 - part)
 
 
 class _Run:

@@ -25,7 +25,7 @@ from labeldp.features.augment import Augment, strong_view, weak_view
 from labeldp.features.cache import content_key
 from labeldp.learning.evidence import Objective
 from labeldp.learning.optimisers import seven_sixteenths, weights_sgd
-from labeldp.learning.train import Ahead, Averaged, Batch, Inputs, LoopOptions, computing, in_batches, minimise
+from labeldp.learning.train import Ahead, Averaged, Inputs, LoopOptions, computing, in_batches, minimise
 from labeldp.models.zoo import checked_count
 
 
@@ -102,8 +102,7 @@ def fixmatch(
 
     ahead = Ahead(batches, many, inputs)
 
-    def loss(batch: Batch) -> Tensor:
-        chosen, *seen = ahead(batch)
+    def loss(chosen: Tensor, *seen: Tensor) -> Tensor:
         known, guess, aim = _outputs(forward, seen, apart)
         beliefs = network.aligned(torch.softmax(guess / temperature, dim=1))
         return objective(known, chosen).mean() + strength * consistency(aim, beliefs, threshold)
@@ -113,7 +112,9 @@ def fixmatch(
     run = content_key(
         "fixmatch", str((epochs, batch_size, ratio, threshold, temperature, strength, average, apart, seed)), labelled
     )
-    minimise(network, loss, len(inputs), epochs=epochs, after=network.follow, seed=seed, run=run, **settings)
+    minimise(
+        network, loss, len(inputs), arguments=ahead, epochs=epochs, after=network.follow, seed=seed, run=run, **settings
+    )
     made = network.finish()
     return settle_norms(made, inputs, views[0], batch_size=many, seed=seed) if settled else made
 

@@ -96,25 +96,31 @@ def mean_teacher(
 
     ahead = Ahead(views, size, inputs)
 
-    def loss(batch: Batch) -> Tensor:
-        easy, difficult = ahead(batch)
+    def arguments(batch: Batch) -> tuple[Tensor, ...]:
+        # By the steps before this one.
+        share = strength * ramped(max(0, batch.step - 1) / batch.steps, ramp)
+        return batch.rows, torch.full((), share, device=inputs.device), *ahead(batch)
+
+    def loss(rows: Tensor, share: Tensor, easy: Tensor, difficult: Tensor) -> Tensor:
         with torch.no_grad():
             beliefs = network.aligned(torch.softmax(teacher.eval()(easy).float(), dim=1))
         # The objective may know nothing of a row without a label, so another row stands in, and does not count.
-        known = labelled[batch.rows]
-        stand_in = torch.where(known, batch.rows, having[0])
+        known = labelled[rows]
+        stand_in = torch.where(known, rows, having[0])
         targets = torch.where(known[:, None], corrected(beliefs, objective, stand_in), beliefs)
         targets = torch.softmax(targets.clamp_min(1e-12).log() / temperature, dim=1)
         logits = forward(difficult).float()
         own = torch.where(known, objective(logits, stand_in), 0.0).sum() / known.sum().clamp_min(1)
         taught = -(targets * log_softmax(logits, dim=1)).sum(dim=1).mean()
-        # By the steps before this one.
-        return own.lerp(taught, strength * ramped(max(0, batch.step - 1) / batch.steps, ramp))
+        return own.lerp(taught, share)
 
     usual: dict[str, Any] = {"optimizer": sgd(0.03, weight_decay=5e-4), "schedule": one_cycle(0.2)}
     settings: Any = {**usual, **loop, "batch_size": size}
     run = content_key("mean teacher", str((epochs, batch_size, temperature, strength, ramp, average, seed)), labelled)
-    minimise(network, loss, len(inputs), epochs=epochs, after=network.follow, seed=seed, run=run, **settings)
+    minimise(
+        network, loss, len(inputs), arguments=arguments, epochs=epochs, after=network.follow, seed=seed, run=run,
+        **settings,
+    )  # fmt: skip
     return network.finish()
 
 

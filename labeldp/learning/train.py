@@ -26,6 +26,7 @@ from labeldp.features.cache import content_key, read_metadata, read_tensors, wri
 from labeldp.learning.evidence import Objective
 from labeldp.learning.optimisers import MakeOptimizer, Schedule, constant, sgd
 from labeldp.learning.progress import Progress, Report
+from labeldp.learning.recorded import repeated
 from labeldp.models.zoo import checked_count
 
 # One tensor, or one per argument of the model; the first dimension counts rows.
@@ -48,9 +49,11 @@ def fit(
     average: float = 0.0,
     bf16: bool | None = None,
     compiled: bool = False,
+    recorded: bool = False,
     seed: int = 0,
     report: Report | None = None,
     checkpoint: Path | None = None,
+    every: int = 1,
 ) -> nn.Module:
     """Minimise the mean objective over the rows; return the model, trained in place and in eval mode.
 
@@ -65,9 +68,10 @@ def fit(
         average: decay of an exponential moving average of the weights, which is then returned; 0 is off.
         bf16: mixed precision with bfloat16; on when None and the device is a GPU.
         compiled: run through torch.compile.
+        recorded: see `minimise`.
         seed: of order, augmentation and mixup. The same seed on the same device gives the same model.
         report: called after every epoch.
-        checkpoint: a file written after every epoch and resumed from when it exists.
+        checkpoint, every: a file written every so many epochs and at the end, and resumed from when it exists.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     _check_finite(tensors)
@@ -75,7 +79,8 @@ def fit(
     count = len(rows) if rows is not None else len(tensors[0])
     size = min(checked_count("batch_size", batch_size), max(1, count))
     network = Averaged(model, average)
-    forward: Callable[..., Tensor] = torch.compile(model) if compiled else model
+    # All batches have one shape: kernels for any shape would be slower.
+    forward: Callable[..., Tensor] = torch.compile(model, dynamic=False) if compiled else model
     # Drawn ahead, one weight per step: a draw inside the loop would have to wait for the host.
     steps = checked_count("epochs", epochs) * max(1, count // size)
     drawn = np.random.default_rng(seed).beta(mixup, mixup, size=steps) if mixup > 0 else None
@@ -89,20 +94,23 @@ def fit(
 
     ahead = Ahead(views, size, tensors[0])
 
-    def loss(batch: Batch) -> Tensor:
-        seen, numbers = ahead(batch), batch.rows if rows is None else rows[batch.rows]
+    def arguments(batch: Batch) -> tuple[Tensor, ...]:
+        numbers = batch.rows if rows is None else rows[batch.rows]
+        return numbers, *([] if weights is None else [weights[batch.step]]), *ahead(batch)
+
+    def loss(numbers: Tensor, *seen: Tensor) -> Tensor:
         if weights is None:
             return objective(forward(*seen).float(), numbers).mean()
-        mix = weights[batch.step]
-        mixed = (x * mix.to(x.dtype) + x.flip(0) * (1 - mix).to(x.dtype) for x in seen)
+        mix, *images = seen
+        mixed = (x * mix.to(x.dtype) + x.flip(0) * (1 - mix).to(x.dtype) for x in images)
         logits = forward(*mixed).float()
         return (mix * objective(logits, numbers) + (1 - mix) * objective(logits, numbers.flip(0))).mean()
 
     run = content_key("fit", str((batch_size, mixup, average, seed)), count if rows is None else rows)
     minimise(
-        network, loss, count, epochs=epochs, batch_size=size, optimizer=optimizer or sgd(0.1),
-        schedule=schedule or constant(), after=network.follow, bf16=bf16, seed=seed, report=report,
-        checkpoint=checkpoint, every=1, run=run,
+        network, loss, count, arguments=arguments, epochs=epochs, batch_size=size, optimizer=optimizer or sgd(0.1),
+        schedule=schedule or constant(), after=network.follow, bf16=bf16, recorded=recorded, seed=seed, report=report,
+        checkpoint=checkpoint, every=every, run=run,
     )  # fmt: skip
     return network.finish()
 
@@ -166,6 +174,7 @@ class LoopOptions(TypedDict, total=False):
     optimizer: MakeOptimizer
     schedule: Schedule
     bf16: bool | None
+    recorded: bool
     report: Report | None
     checkpoint: Path | None
     every: int
@@ -180,39 +189,61 @@ class LoopSettings(LoopOptions, total=False):
 
 def minimise(
     network: nn.Module,
-    loss: Callable[[Batch], Tensor],
+    loss: Callable[..., Tensor],
     count: int,
     *,
     epochs: int,
     batch_size: int,
+    arguments: Callable[[Batch], Sequence[Tensor]] | None = None,
     after: Callable[[float], None] | None = None,
     bf16: bool | None = None,
+    recorded: bool = False,
     **settings: Any,
 ) -> None:
     """Lower the loss over batches of the rows 0 … count − 1 in random order; the network is trained in place.
 
     Args:
+        loss: of a batch, or of what `arguments` makes of it.
         batch_size: the last, smaller batch of an epoch is dropped unless it is the only one.
+        arguments: the tensors that the loss is a function of, of the same shapes for every batch.
         after: called after every step with the share of training done, for moving averages.
         bf16: mixed precision with bfloat16; on when None and the device is a GPU.
+        recorded: on a GPU, record loss and gradients of a step as a CUDA graph and replay it (`learning.recorded`): the
+            same losses, without the host in the way. Needs `arguments`.
         settings: others of `loop`.
     """
     if count < 1:
         raise ValueError("there are no rows to train on; give at least one")
+    if recorded and arguments is None:
+        raise ValueError("recorded=True, and this loss is of a whole batch, not of tensors; leave recorded out")
     device = next(network.parameters()).device
     batches = max(1, count // checked_count("batch_size", batch_size))
+    of_batch = arguments or (lambda batch: (batch,))
+
+    def value(*given: Any) -> Tensor:
+        with computing(device, bf16):
+            return loss(*given)
+
+    def gradients(*given: Tensor) -> Tensor:
+        network.zero_grad(set_to_none=True)
+        found = value(*given)
+        with computing(device, bf16=False):
+            found.backward()
+        return found.detach()
+
+    take = repeated(gradients, device) if recorded else value
 
     def losses(epoch: int, generator: Generator) -> Iterator[tuple[float, Tensor]]:
         order = torch.randperm(count, device=device, generator=generator)[: batches * batch_size]
         for number, rows in enumerate(order.split(batch_size)):
             batch = Batch(rows, order, number, epoch * batches + number, epochs * batches, generator)
-            with computing(device, bf16):
-                value = loss(batch)
-            yield batch.step / batch.steps, value
+            yield batch.step / batch.steps, take(*of_batch(batch))
             if after is not None:
                 after(batch.step / batch.steps)
 
-    loop(network, losses, epochs=epochs, **settings)
+    loop(network, losses, epochs=epochs, differentiated=recorded, **settings)
+    if recorded:  # gradients lie in the recording's memory
+        network.zero_grad(set_to_none=True)
 
 
 def loop(
@@ -228,6 +259,7 @@ def loop(
     every: int = 10,
     seconds: float | None = None,
     run: str = "",
+    differentiated: bool = False,
 ) -> None:
     """Take one step down every loss that the epochs yield; the network is trained in place.
 
@@ -241,6 +273,7 @@ def loop(
         checkpoint, every: a file written every so many epochs and at the end, and resumed from when it exists.
         seconds: after so long, at the end of an epoch, write the checkpoint and raise `PausedError`.
         run: what the checkpoint belongs to; that of another run is refused.
+        differentiated: losses come with their gradients in the parameters.
     """
     checked_count("epochs", epochs)
     checked_count("every", every)
@@ -262,9 +295,10 @@ def loop(
             factor = schedule(share)
             for group, peak in zip(descent.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
-            descent.zero_grad(set_to_none=True)
-            with computing(device, bf16=False):
-                loss.backward()
+            if not differentiated:
+                descent.zero_grad(set_to_none=True)
+                with computing(device, bf16=False):
+                    loss.backward()
             descent.step()
             total += loss.detach()
             steps += 1

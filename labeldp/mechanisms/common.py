@@ -1,4 +1,4 @@
-"""What several mechanisms share: checks of public settings, walking over rows in pieces, exact response thresholds."""
+"""Share between mechanisms: checks of public settings, walking over rows in pieces, exact response thresholds."""
 
 from __future__ import annotations
 
@@ -70,3 +70,15 @@ def response_thresholds(epsilon: float, set_size: int, bits: int = 64) -> tuple[
     width = math.ceil(Fraction(2**bits) / (exp_rounded_down(epsilon) + set_size - 1))
     gap = 2**bits - set_size * width
     return (gap, width) if gap >= 0 else None
+
+
+def grid_std(std: float, steps: int) -> float:
+    """Return the deviation, in steps, of discrete noise that tells no more than Gaussian noise of std·steps.
+
+    √((std·steps)²·(1 + 2^-39) + 4), rounded up; the proof is in `labeldp.mechanisms.moments.Moments`.
+    """
+    least = (Fraction(std) * steps) ** 2 * (1 + Fraction(1, 1 << 39)) + 4
+    found = math.sqrt(least)
+    while Fraction(found) ** 2 < least:
+        found = math.nextafter(found, math.inf)
+    return found

@@ -1,9 +1,8 @@
-"""The label-feature moment, released once: all that a linear head needs to know about the labels.
+"""Release the label-feature moment once: all that a linear head needs to know about the labels.
 
-Exact sums of public features by secret class, one block of rows at a time.
-
-A feature is rounded to a multiple of a public power of two, the grid's step, before it is added: sums of such numbers
-are sums of integers, so they are exact and do not depend on the order or on the size of the chunks.
+Public features are added up by secret class, one block of rows at a time. A feature is rounded to a multiple of a
+public power of two, the grid's step, before it is added: sums of such numbers are sums of integers, so they are exact
+and do not depend on the order or on the size of the chunks.
 """
 
 from __future__ import annotations
@@ -23,13 +22,10 @@ from scipy.sparse import csc_array  # pyright: ignore[reportMissingTypeStubs]
 from labeldp.core.events import Event, GridGaussian, PureDP
 from labeldp.core.random import LARGEST_STD, SMALLEST_RATE, SecureRandom
 from labeldp.core.vault import LabelArray
-from labeldp.mechanisms.common import checked_classes, checked_integer, pieces, same_classes
+from labeldp.mechanisms.common import checked_classes, checked_integer, grid_std, pieces, same_classes
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.users import Charge, Users, group_charges
 from labeldp.releases import FloatArray, NoisyMoments
-
-# -- exact sums of public features by secret class -----------------------------------------------------------
-
 
 Block = npt.NDArray[Any]
 IntMatrix = npt.NDArray[np.int64]
@@ -39,11 +35,18 @@ _CELLS_AT_ONCE = 1 << 17
 _ROWS_AT_ONCE = 1 << 9
 # A float next to 1.5·2^p·step, p its mantissa bits, is a multiple of step, and its bits count the steps.
 _MANTISSA = {"float32": (23, np.uint32, np.int32), "float64": (52, np.uint64, np.int64)}
+# Rounding to the grid may lengthen a row by this part of the radius, and the noise with it.
+_FINENESS = 12
+# Discrete draws take a few microseconds each; more cells than this get rounded noise unless `exact` says otherwise.
+_EXACT_CELLS = 1 << 22
+_SMALLEST_RADIUS, _LARGEST_RADIUS = 1e-10, 1e10
+
+# -- exact sums of public features by secret class -----------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class RowChunks:
-    """Public features that come in chunks of rows, in the order of the labels: 10⁹ rows in the memory of one chunk.
+    """Read public features in chunks of rows, in the order of the labels: 10⁹ rows in the memory of one chunk.
 
     Args:
         num_rows: how many rows there are in all.
@@ -65,7 +68,7 @@ class RowChunks:
 
 
 def as_chunks(features: npt.ArrayLike | RowChunks) -> RowChunks:
-    """The features as chunks; an array (a memory map, too) is read where it lies, block by block."""
+    """Return the features as chunks; an array (a memory map, too) is read where it lies, block by block."""
     if isinstance(features, RowChunks):
         return features
     table: Block = np.asanyarray(features)
@@ -77,26 +80,22 @@ def as_chunks(features: npt.ArrayLike | RowChunks) -> RowChunks:
 
 
 def blocks(chunks: RowChunks, at_once: int) -> Iterator[tuple[slice, Block]]:
-    """Row numbers and features, float32 or float64, C-contiguous, at most `at_once` rows at a time."""
-    done = 0
+    """Yield row numbers and features, float32 or float64, C-contiguous, at most `at_once` rows at a time."""
+    done, shape = 0, f"({chunks.num_rows}, {chunks.width}) in all"
     for chunk in chunks.read():
         given: Block = np.asanyarray(chunk)
         if given.ndim != 2 or given.shape[1] != chunks.width or done + len(given) > chunks.num_rows:
-            raise ValueError(f"a chunk has shape {given.shape} after {done} rows; features must be {_shape(chunks)}")
+            raise ValueError(f"a chunk has shape {given.shape} after {done} rows; features must be {shape}")
         kind = np.float32 if given.dtype == np.float32 else np.float64
         for rows in pieces(len(given), at_once):
             yield slice(done + rows.start, done + rows.stop), np.ascontiguousarray(given[rows], dtype=kind)
         done += len(given)
     if done != chunks.num_rows:
-        raise ValueError(f"features ended after {done} rows; they must be {_shape(chunks)}")
-
-
-def _shape(chunks: RowChunks) -> str:
-    return f"({chunks.num_rows}, {chunks.width}) in all"
+        raise ValueError(f"features ended after {done} rows; they must be {shape}")
 
 
 class GridSum:
-    """Σ_i onehot(y_i) ⊗ round(φ_i/step) in int64, (K, d), block by block.
+    """Add up Σ_i onehot(y_i) ⊗ round(φ_i/step) in int64, (K, d), block by block.
 
     Args:
         num_classes, width: K and d.
@@ -121,31 +120,29 @@ class GridSum:
 
     @property
     def rows_at_once(self) -> int:
-        """A good number of rows to give at a time."""
+        """Return a good number of rows to give at a time."""
         # Many classes: more rows, or clearing and adding up the table of sums would take most of the time.
         return max(_ROWS_AT_ONCE, 4 * len(self.total))
 
     def add(self, labels: LabelArray, block: Block) -> None:
         """Add these rows; float32 or float64."""
         kind = "float32" if block.dtype == np.float32 and self._reach < 1 << 21 else "float64"
-        most = (1 << (31 if kind == "float32" else 62)) // self._reach
-        for rows in pieces(len(block), min(self.rows_at_once, most)):
-            self._add_rows(labels[rows], block[rows], kind)
-
-    def _add_rows(self, labels: LabelArray, block: Block, kind: str) -> None:
         mantissa, unsigned, signed = _MANTISSA[kind]
         shift = np.dtype(kind).type(1.5 * 2.0 ** (mantissa + self._exponent))
-        select = self._select(labels, unsigned)
-        counts = np.bincount(labels, minlength=len(self.total)).astype(unsigned)
-        offset = counts[:, None] * shift.view(unsigned)
-        for columns in pieces(block.shape[1], max(64, _CELLS_AT_ONCE // len(labels))):
-            rounded = np.add(block[:, columns], shift, dtype=kind)
-            sums: Block = select @ rounded.view(unsigned)
-            sums -= offset
-            self.total[:, columns] += sums.view(signed)
+        most = (1 << (31 if kind == "float32" else 62)) // self._reach
+        for rows in pieces(len(block), min(self.rows_at_once, most)):
+            own = labels[rows]
+            select = self._select(own, unsigned)
+            counts = np.bincount(own, minlength=len(self.total)).astype(unsigned)
+            offset = counts[:, None] * shift.view(unsigned)
+            for columns in pieces(block.shape[1], max(64, _CELLS_AT_ONCE // len(own))):
+                rounded = np.add(block[rows, columns], shift, dtype=kind)
+                sums: Block = select @ rounded.view(unsigned)
+                sums -= offset
+                self.total[:, columns] += sums.view(signed)
 
     def _select(self, labels: LabelArray, kind: type[np.unsignedinteger[Any]]) -> Any:
-        """onehotᵀ, (K, rows); written into the last one where it fits: making one takes longer than using it."""
+        """Return onehotᵀ, (K, rows), written into the last one where it fits: making one takes longer than using it."""
         rows = len(labels)
         if self._selector is None or self._selector.shape[1] != rows or self._selector.dtype != kind:
             parts = (np.ones(rows, kind), np.zeros(rows, np.int32), np.arange(rows + 1, dtype=np.int32))
@@ -157,13 +154,9 @@ class GridSum:
 # -- public bounds on what one row, or one user, adds --------------------------------------------------------
 
 
-# Rounding to the grid may lengthen a row by this part of the radius, and the noise with it.
-_FINENESS = 12
-
-
 @dataclass(frozen=True)
 class Grid:
-    """Multiples of 2^exponent, and the largest length `reach`, in steps, of what a row or user adds.
+    """Hold the step 2^exponent, and the largest length `reach`, in steps, of what a row or user adds.
 
     A row has length |φ| ≤ B·(1 + slack), which allows for the rounding of float32 lengths; a user has rows with
     Σ_j |φ_j| ≤ B·(1 + slack). Rounding moves each of d entries by half a step at most, so a row by √d/2 in the norm of
@@ -175,17 +168,17 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """2^exponent."""
+        """Return 2^exponent."""
         return math.ldexp(1.0, self.exponent)
 
     @property
     def radius(self) -> float:
-        """`reach` as a length: the radius asked for, and at most a little more."""
+        """Return `reach` as a length: the radius asked for, and at most a little more."""
         return math.ldexp(self.reach, self.exponent)
 
 
 def grid_for(radius: float, width: int, order: int, most_rows: int) -> Grid:
-    """The grid whose rounding lengthens a row, or a user of `most_rows` rows, by at most radius/4096.
+    """Return the grid whose rounding lengthens a row, or a user of `most_rows` rows, by at most radius/4096.
 
     >>> grid_for(1.0, width=256, order=2, most_rows=1)
     Grid(exponent=-15, reach=32779)
@@ -197,19 +190,19 @@ def grid_for(radius: float, width: int, order: int, most_rows: int) -> Grid:
 
 
 def slack(width: int) -> float:
-    """How far beyond the radius, in relative terms, a row may be whose float32 length is within it."""
+    """Return how far beyond the radius, in relative terms, a row may be whose float32 length is within it."""
     return (width + 8) * 2.0**-22
 
 
 def lengths(block: Block, order: int) -> npt.NDArray[Any]:
-    """Length of every row in the norm of order 1 or 2, in the type of the block."""
+    """Return the length of every row in the norm of order 1 or 2, in the type of the block."""
     if order == 1:
         return np.abs(block).sum(axis=1)
     return np.sqrt(np.vecdot(block, block))
 
 
 class RowLimiter:
-    """Scales rows longer than the radius down to it, and empties those that are not finite; counts both."""
+    """Scale rows longer than the radius down to it, and empty those that are not finite; count both."""
 
     def __init__(self, radius: float, order: int) -> None:
         self._radius = radius
@@ -218,27 +211,25 @@ class RowLimiter:
         self.dropped = 0
 
     def __call__(self, rows: slice, block: Block) -> Block:
-        """The block itself where no row is too long, else a copy."""
+        """Return the block itself where no row is too long, else a copy."""
         with np.errstate(over="ignore", invalid="ignore"):
             # Half the slack here: the length computed may be off by the other half.
             fine = lengths(block, self._order) <= self._radius * (1 + slack(block.shape[1]) / 2)
         beyond = np.flatnonzero(~fine)
         if not beyond.size:
             return block
-        changed = block.copy()
-        changed[beyond] = self._shortened(block[beyond].astype(np.float64))
-        return changed
-
-    def _shortened(self, part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        part = block[beyond].astype(np.float64)
         length = finite_lengths(part, self._order)
         self.dropped += int(np.count_nonzero(length == np.inf))
         self.scaled += int(np.count_nonzero(length < np.inf))
         part[length == np.inf] = 0.0
-        return part * np.minimum(1.0, self._radius / length)[:, None]
+        changed = block.copy()
+        changed[beyond] = part * np.minimum(1.0, self._radius / length)[:, None]
+        return changed
 
 
 class UserLimiter:
-    """Scales the rows of each user by min(1, radius/Σ_j |φ_j|), which needs one reading of all features beforehand."""
+    """Scale the rows of each user by min(1, radius/Σ_j |φ_j|), which needs one reading of all features beforehand."""
 
     def __init__(self, radius: float, order: int, users: Users, chunks: RowChunks) -> None:
         length = np.empty(len(users.owner))
@@ -252,28 +243,24 @@ class UserLimiter:
         self.scaled = int(np.count_nonzero(self._weights < 1.0)) - self.dropped
 
     def __call__(self, rows: slice, block: Block) -> Block:
-        """The block, each row times its user's factor."""
+        """Return the block, each row times its user's factor."""
         weights = self._weights[rows, None]
         return np.where(weights > 0, block, 0.0) * weights
 
 
 def finite_lengths(block: npt.NDArray[np.float64], order: int) -> npt.NDArray[np.float64]:
-    """Length of every row, and infinity where it is not a finite number."""
+    """Return the length of every row, and infinity where it is not a finite number."""
     with np.errstate(over="ignore", invalid="ignore"):
         length = lengths(block, order)
     return np.where(np.isfinite(length), length, np.inf)
 
 
-__all__ = ["Moments", "RowChunks"]
-
-# Discrete draws take a few microseconds each; more cells than this get rounded noise unless `exact` says otherwise.
-_EXACT_CELLS = 1 << 22
-_SMALLEST_RADIUS, _LARGEST_RADIUS = 1e-10, 1e10
+# -- the mechanism -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Moments:
-    """Σ_i onehot(y_i) ⊗ φ_i plus noise on every entry, (K, d): one query.
+    """Release Σ_i onehot(y_i) ⊗ φ_i plus noise on every entry, (K, d): one query.
 
     For a linear head W the labels enter softmax regression, Σ_i lse(Wφ_i) − ⟨W, S⟩, and least squares only through
     this S, which does not depend on W. So it is released once and everything else is post-processing.
@@ -338,28 +325,35 @@ class Moments:
         chunks, classes = as_chunks(features), checked_classes(num_classes)
         if exact is None:
             exact = isinstance(noise, LaplaceNoise) or classes * chunks.width <= _EXACT_CELLS
-        values = (chunks, classes, noise, _checked_radius(radius), users, exact)
+        real = not isinstance(cast("Any", radius), bool) and isinstance(cast("Any", radius), Real)
+        if not real or not _SMALLEST_RADIUS <= float(radius) <= _LARGEST_RADIUS:
+            raise ValueError(f"radius is {radius!r}; give a number from {_SMALLEST_RADIUS:g} to {_LARGEST_RADIUS:g}")
+        values = (chunks, classes, noise, float(radius), users, exact)
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)
-        self._check_noise()
+        if isinstance(noise, LaplaceNoise):
+            if not exact:
+                raise ValueError("exact is False; Laplace noise is always drawn on the grid: leave exact out")
+            if self._rate(noise) < SMALLEST_RATE:
+                raise ValueError(f"noise is {noise!r}; with {chunks.width} features epsilon is too small")
+        elif not isinstance(cast("Any", noise), GaussianNoise):
+            raise ValueError(f"noise is {noise!r}; give GaussianNoise(std) or LaplaceNoise(epsilon)")
+        elif grid_std(noise.std, self.grid.reach) > LARGEST_STD:
+            raise ValueError(f"noise is {noise!r}; with {chunks.width} features its std is too large")
 
     # -- mechanism ------------------------------------------------------------------------------------------
 
     def event(self) -> Event:
-        """What the noise costs, in units of the radius."""
+        """Return what the noise costs, in units of the radius."""
         if isinstance(self.noise, LaplaceNoise):
             return PureDP(self.noise.epsilon)
         return GridGaussian(self.noise.std, math.sqrt(2.0))
 
     def charges(self, users: Users) -> Sequence[Charge]:
-        """What it costs a user: one query where it was made for users, else as many as the user has rows."""
+        """Return what it costs a user: one query where it was made for users, else as many as the user has rows."""
         if self.users is None:
             return group_charges(self, users)
-        if not users.same_as(self.users):
-            raise ValueError(
-                f"the mechanism was made for {self.users}, grouped otherwise than the {users} asked; make it with "
-                "users=vault.users, or vault.users.take(rows) for some rows"
-            )
+        self.users.check_asked(users)
         return [Charge(self.event(), 1, None)]
 
     def fits(self, num_rows: int, num_classes: int) -> None:
@@ -378,7 +372,10 @@ class Moments:
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyMoments:
         """Add up the rounded features by class, add the noise."""
-        limiter = self._limiter()
+        if self.users is None:
+            limiter = RowLimiter(self.radius, self._order)
+        else:
+            limiter = UserLimiter(self.radius, self._order, self.users, self.chunks)
         sums = GridSum(self.num_classes, self.chunks.width, self.grid.exponent, self.grid.reach)
         for rows, block in blocks(self.chunks, sums.rows_at_once):
             sums.add(labels[rows], limiter(rows, block))
@@ -398,7 +395,7 @@ class Moments:
         )
 
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters as plain JSON values."""
+        """Return the public parameters as plain JSON values."""
         return {
             "mechanism": "moments",
             "num_classes": self.num_classes,
@@ -414,64 +411,35 @@ class Moments:
 
     @cached_property
     def grid(self) -> Grid:
-        """What features are rounded to, and how far a row or user reaches on it."""
-        order = 1 if isinstance(self.noise, LaplaceNoise) else 2
+        """Return what features are rounded to, and how far a row or user reaches on it."""
         most = 1 if self.users is None else max(1, int(self.users.sizes.max(initial=1)))
-        return grid_for(self.radius, self.chunks.width, order, most)
+        return grid_for(self.radius, self.chunks.width, self._order, most)
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on each entry, as added."""
+        """Return the standard deviation of the noise on each entry, as added."""
         if isinstance(self.noise, LaplaceNoise):
             rate = float(self._rate(self.noise))
             steps = math.sqrt(2.0) * math.exp(-rate / 2) / -math.expm1(-rate)
         else:
-            steps = self._std(self.noise)
+            steps = grid_std(self.noise.std, self.grid.reach)
         return steps * self.grid.step
 
     def _noisy(self, exact: IntMatrix, rng: SecureRandom) -> FloatArray:
-        """The moment with its noise, in steps."""
+        """Return the moment with its noise, in steps."""
         if isinstance(self.noise, LaplaceNoise):
             drawn = rng.discrete_laplace(self._rate(self.noise), exact.size)
-        elif self.exact:
-            drawn = rng.discrete_gaussian(self._std(self.noise), exact.size)
         else:
-            drawn = rng.rounded_gaussian(self._std(self.noise), exact.size)
+            draw = rng.discrete_gaussian if self.exact else rng.rounded_gaussian
+            drawn = draw(grid_std(self.noise.std, self.grid.reach), exact.size)
         # Added as integers: the noise is exact before anything is rounded to a float.
         return (exact + drawn.reshape(exact.shape)).astype(np.float64)
 
+    @property
+    def _order(self) -> int:
+        """Return the order of the norm that bounds a row."""
+        return 1 if isinstance(self.noise, LaplaceNoise) else 2
+
     def _rate(self, noise: LaplaceNoise) -> Fraction | float:
-        """ε/(2B), B in steps."""
+        """Return ε/(2B), B in steps."""
         return Fraction(noise.epsilon) / (2 * self.grid.reach) if noise.epsilon < math.inf else math.inf
-
-    def _std(self, noise: GaussianNoise) -> float:
-        """The deviation s in steps, rounded up; see the proof for what is added to σB."""
-        least = (Fraction(noise.std) * self.grid.reach) ** 2 * (1 + Fraction(1, 1 << 39)) + 4
-        std = math.sqrt(least)
-        while Fraction(std) ** 2 < least:
-            std = math.nextafter(std, math.inf)
-        return std
-
-    def _limiter(self) -> RowLimiter | UserLimiter:
-        order = 1 if isinstance(self.noise, LaplaceNoise) else 2
-        if self.users is None:
-            return RowLimiter(self.radius, order)
-        return UserLimiter(self.radius, order, self.users, self.chunks)
-
-    def _check_noise(self) -> None:
-        if isinstance(self.noise, LaplaceNoise):
-            if not self.exact:
-                raise ValueError("exact is False; Laplace noise is always drawn on the grid: leave exact out")
-            if self._rate(self.noise) < SMALLEST_RATE:
-                raise ValueError(f"noise is {self.noise!r}; with {self.chunks.width} features epsilon is too small")
-        elif not isinstance(cast("Any", self.noise), GaussianNoise):
-            raise ValueError(f"noise is {self.noise!r}; give GaussianNoise(std) or LaplaceNoise(epsilon)")
-        elif self._std(self.noise) > LARGEST_STD:
-            raise ValueError(f"noise is {self.noise!r}; with {self.chunks.width} features its std is too large")
-
-
-def _checked_radius(value: Any) -> float:
-    real = not isinstance(value, bool) and isinstance(value, Real)
-    if not real or not _SMALLEST_RADIUS <= float(value) <= _LARGEST_RADIUS:
-        raise ValueError(f"radius is {value!r}; give a number from {_SMALLEST_RADIUS:g} to {_LARGEST_RADIUS:g}")
-    return float(value)

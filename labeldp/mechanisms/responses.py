@@ -1,4 +1,4 @@
-"""Randomized response among a set of responses: all classes, given sets, or the best sets for a prior.
+"""Answer labels by randomized response among a set of classes: all of them, given sets, or the best sets for a prior.
 
 One channel and one sampler serve all three. Row i has a public set S of k ≥ 1 allowed responses; N = e^ε + k − 1:
 
@@ -18,37 +18,41 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from labeldp.core.events import Event, PureDP
 from labeldp.core.random import SecureRandom
-from labeldp.core.vault import LabelArray, Mechanism
+from labeldp.core.vault import LabelArray
 from labeldp.mechanisms.common import (
     checked_classes,
     checked_epsilon,
-    checked_integer,
     described,
     pieces,
     response_thresholds,
     same_classes,
 )
-from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
-from labeldp.releases import BoolArray, Channel, FloatArray, IntArray, NoisyLabels
+from labeldp.releases import BoolArray, FloatArray, IntArray, NoisyLabels
+
+WordArray = npt.NDArray[np.uint64]
+
+# Room for the sum of a row in float64.
+_LARGEST_WEIGHT = 1e300
+# Below this 64-bit words cannot tell ε from 0.
+_LEAST_EPSILON = 2.0**-60
+# Pieces that stay in the cache.
+_ROWS_AT_ONCE, _CELLS_AT_ONCE, _PRIOR_CELLS_AT_ONCE = 1 << 14, 1 << 18, 1 << 17
 
 # -- drawing: from words to members of sets ------------------------------------------------------------------
 
 
-WordArray = npt.NDArray[np.uint64]
-
-
 @dataclass(frozen=True, eq=False)
 class Thresholds:
-    """Where a word belongs: gap and width per set size, twice (label outside, label inside the set).
+    """Say where a word belongs: gap and width per set size, twice (label outside, label inside the set).
 
     A uniform response has gap 0 and width ⌊2^64/k⌋; its few left-over words are replaced by an exact draw.
     """
@@ -59,7 +63,7 @@ class Thresholds:
 
     @classmethod
     def of(cls, epsilon: float, sizes: npt.NDArray[np.int64]) -> Thresholds:
-        """The thresholds of every set size that occurs."""
+        """Return the thresholds of every set size that occurs."""
         present = np.flatnonzero(np.bincount(sizes.ravel()))
         gaps = np.zeros(2 * (int(present.max(initial=0)) + 1), dtype=np.uint64)
         widths = np.ones_like(gaps)
@@ -71,38 +75,30 @@ class Thresholds:
         return cls(epsilon == math.inf, gaps, widths)
 
     def response(self, labels: LabelArray, sets: BoolArray | None, rng: SecureRandom) -> npt.NDArray[Any]:
-        """One response per label. Only this function and `_inside` look at the labels."""
-        sizes, inside = _inside(labels, sets, (len(self.gaps) - 2) // 2)
-        keep, position = self._draw(sizes, inside, len(labels), rng)
-        if self.honest:
-            keep = np.broadcast_to(inside, labels.shape)
-        return np.where(keep, labels, _member(sets, sizes, np.where(keep, 0, position)).astype(labels.dtype))
-
-    def _draw(
-        self, sizes: Any, inside: Any, num_rows: int, rng: SecureRandom
-    ) -> tuple[BoolArray, npt.NDArray[np.int64]]:
-        words = rng.words(num_rows)
-        cell = 2 * sizes + inside
+        """Draw one response per label; no other function of this file looks at labels."""
+        # The size of each row's set and whether it holds the label: one number where one serves all rows.
+        sizes: Any
+        inside: Any
+        if sets is None:
+            sizes, inside = (len(self.gaps) - 2) // 2, 1
+        elif sets.ndim == 1:
+            sizes, inside = np.count_nonzero(sets), sets[labels].view(np.uint8)
+        else:
+            sizes, inside = np.count_nonzero(sets, axis=1), sets[np.arange(len(labels)), labels].view(np.uint8)
+        words, cell = rng.words(len(labels)), 2 * sizes + inside
         gaps, widths = self.gaps[cell], self.widths[cell]
         keep = words < gaps
         position = ((words - gaps) // widths).view(np.int64)
         spilled = np.flatnonzero(~keep & (position >= sizes))
         if spilled.size:
-            position[spilled] = rng.below(np.broadcast_to(sizes, num_rows)[spilled], spilled.size)
-        return keep, position
-
-
-def _inside(labels: LabelArray, sets: BoolArray | None, num_classes: int) -> tuple[Any, Any]:
-    """Size of each row's set and whether it holds the label: one number where one serves all rows."""
-    if sets is None:
-        return num_classes, 1
-    if sets.ndim == 1:
-        return np.count_nonzero(sets), sets[labels].view(np.uint8)
-    return np.count_nonzero(sets, axis=1), sets[np.arange(len(labels)), labels].view(np.uint8)
+            position[spilled] = rng.below(np.broadcast_to(sizes, len(labels))[spilled], spilled.size)
+        if self.honest:
+            keep = np.broadcast_to(inside, labels.shape)
+        return np.where(keep, labels, _member(sets, sizes, np.where(keep, 0, position)).astype(labels.dtype))
 
 
 def _member(sets: BoolArray | None, sizes: Any, position: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The class at this position of each row's set."""
+    """Return the class at this position of each row's set."""
     if sets is None:
         return position
     classes = np.flatnonzero(sets)
@@ -115,13 +111,8 @@ def _member(sets: BoolArray | None, sizes: Any, position: npt.NDArray[np.int64])
 # -- which responses to allow when a prior is known ----------------------------------------------------------
 
 
-# Room for the sum of a row in float64.
-_LARGEST_WEIGHT = 1e300
-_PRIOR_CELLS_AT_ONCE = 1 << 17
-
-
 def checked_prior(prior: npt.ArrayLike) -> npt.NDArray[Any]:
-    """The prior as a real array, (K,) or (n, K), or ValueError. Rows need not sum to 1."""
+    """Return the prior as a real array, (K,) or (n, K), or raise ValueError. Rows need not sum to 1."""
     weights = np.asarray(prior)
     if weights.dtype.kind not in "fiub":
         weights = np.asarray(prior, dtype=np.float64)
@@ -139,7 +130,7 @@ def checked_prior(prior: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def likely_sets(weights: npt.NDArray[Any], epsilon: float) -> BoolArray:
-    """The set S of each row that maximises P(response = label), as booleans of the prior's shape.
+    """Return the set S of each row that maximises P(response = label), as booleans of the prior's shape.
 
     With p_(1) ≥ p_(2) ≥ … and S the k likeliest, P(response = label) = e^ε·(p_(1) + … + p_(k))/(e^ε + k − 1).
     Going from k to k + 1 does not lower it iff  Σ_{j≤k} (p_(j) − p_(k+1)) ≤ p_(k+1)·(e^ε − 1).
@@ -164,7 +155,7 @@ def likely_sets(weights: npt.NDArray[Any], epsilon: float) -> BoolArray:
 
 
 def _smallest_member(weights: FloatArray, growth: float) -> FloatArray:
-    """The smallest p_c in each row's set. (m, K) to (m,)."""
+    """Return the smallest p_c in each row's set. (m, K) to (m,)."""
     ranked = np.ascontiguousarray(np.sort(weights, axis=1)[:, ::-1].T)
     smallest, lead = ranked[0].copy(), np.zeros(len(weights))
     with np.errstate(over="ignore"):
@@ -178,15 +169,12 @@ def _smallest_member(weights: FloatArray, growth: float) -> FloatArray:
     return smallest
 
 
-_ROWS_AT_ONCE = 1 << 14
-# Below this 64-bit words cannot tell ε from 0.
-_LEAST_EPSILON = 2.0**-60
-_CELLS_AT_ONCE = 1 << 18
+# -- the mechanisms ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class SetResponse(ABC):
-    """What the three responses share. `sets` is None (every class), (K,) for all rows, or (n, K) per row."""
+    """Share what the three responses have in common; `sets` is None (every class), (K,) for all rows, or (n, K)."""
 
     epsilon: float
     num_classes: int
@@ -194,7 +182,7 @@ class SetResponse(ABC):
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters as plain JSON values."""
+        """Return the public parameters as plain JSON values."""
 
     def _set(self, epsilon: float, num_classes: int, sets: BoolArray | None) -> None:
         if sets is not None:
@@ -210,11 +198,11 @@ class SetResponse(ABC):
         self._sets_of(num_rows)
 
     def event(self) -> Event:
-        """ε-privacy with δ = 0."""
+        """Return ε-privacy with δ = 0."""
         return PureDP(self.epsilon)
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyLabels:
-        """One response per label, in the labels' own type."""
+        """Draw one response per label, in the labels' own type."""
         responses = np.empty_like(labels)
         thresholds = Thresholds.of(self.epsilon, self.set_sizes())
         sets, wide = self.sets, self.num_classes if _per_row(self.sets) else 1
@@ -226,17 +214,17 @@ class SetResponse(ABC):
     # -- channel ------------------------------------------------------------------------------------------------
 
     def members(self) -> BoolArray:
-        """Which responses are allowed: (K,) where all rows share one set, else (n, K)."""
+        """Return which responses are allowed: (K,) where all rows share one set, else (n, K)."""
         return np.ones(self.num_classes, dtype=np.bool_) if self.sets is None else self.sets
 
     def set_sizes(self) -> npt.NDArray[np.int64]:
-        """The number k of allowed responses: shape () where all rows share one set, else (n,)."""
+        """Return the number k of allowed responses: shape () where all rows share one set, else (n,)."""
         if self.sets is None:
             return np.asarray(self.num_classes)
         return np.asarray(np.count_nonzero(self.sets, axis=-1))
 
     def probabilities(self, label: int, row: int = 0) -> FloatArray:
-        """P(response | label) of one row, (1, K)."""
+        """Return P(response | label) of one row, (1, K)."""
         members = self.members() if not _per_row(self.sets) else self.members()[row]
         own, other, outside = np.exp(_log_chances(self.epsilon, np.count_nonzero(members)))
         chances = np.where(members, other if members[label] else outside, 0.0)
@@ -245,7 +233,7 @@ class SetResponse(ABC):
         return chances[None, :]
 
     def log_likelihood(self, responses: IntArray) -> FloatArray:
-        """log P(response | class), (n, K): −∞ throughout where the response is not allowed."""
+        """Return log P(response | class), (n, K): −∞ throughout where the response is not allowed."""
         sets, sizes, rows = self._sets_of(len(responses)), self._sizes_of(len(responses)), np.arange(len(responses))
         own, other, outside = _log_chances(self.epsilon, sizes)
         result = np.where(sets, other[:, None], outside[:, None])
@@ -254,7 +242,7 @@ class SetResponse(ABC):
         return result
 
     def unbiased(self, responses: IntArray) -> FloatArray:
-        """(onehot(response) − p)/(1 − k·p) on the set, p = 1/N, and 0 off it, (n, K).
+        """Return (onehot(response) − p)/(1 − k·p) on the set, p = 1/N, and 0 off it, (n, K).
 
         Its mean is onehot(y) for y in the set. For y outside it is the uniform vector on the set: the
         response's channel is then the same for every such y, so no estimate from it is unbiased.
@@ -271,11 +259,11 @@ class SetResponse(ABC):
         return result
 
     def informative(self, num_rows: int) -> BoolArray:
-        """Rows with at least two allowed responses, when ε is not zero to 64 bits, (n,)."""
+        """Return the rows with at least two allowed responses, when ε is not zero to 64 bits, (n,)."""
         return (self._sizes_of(num_rows) > 1) & (self.epsilon >= _LEAST_EPSILON)
 
     def take(self, rows: IntArray) -> Self:
-        """The channel of these rows, in this order."""
+        """Return the channel of these rows, in this order."""
         if self.sets is None or self.sets.ndim == 1:
             return self
         part = copy.copy(self)
@@ -297,7 +285,7 @@ class SetResponse(ABC):
 
 
 class RandomizedResponse(SetResponse):
-    """The true label with probability e^ε/(e^ε + K − 1), else one of the others, all alike (Warner 1965).
+    """Answer the true label with probability e^ε/(e^ε + K − 1), else one of the others, all alike (Warner 1965).
 
     >>> import numpy as np
     >>> channel = RandomizedResponse(epsilon=1.0, num_classes=10)
@@ -311,12 +299,12 @@ class RandomizedResponse(SetResponse):
         self._set(checked_epsilon(epsilon), checked_classes(num_classes), None)
 
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters."""
+        """Return the public parameters."""
         return self._parameters("randomized-response")
 
 
 class TopKResponse(SetResponse):
-    """Randomized response within given sets of responses: RRTop-k of Ghazi et al. 2021.
+    """Answer by randomized response within given sets of classes: RRTop-k of Ghazi et al. 2021.
 
     `members` is boolean, (K,) or (n, K), and public. A label outside its set is answered uniformly.
 
@@ -341,7 +329,7 @@ class TopKResponse(SetResponse):
 
     @classmethod
     def of_prior(cls, epsilon: float, prior: npt.ArrayLike, k: int) -> Self:
-        """Each row's k likeliest classes; of equally likely ones the lower index first."""
+        """Allow each row's k likeliest classes; of equally likely ones the lower index comes first."""
         weights = checked_prior(prior)
         if not 1 <= k <= weights.shape[-1]:
             raise ValueError(f"k is {k}; give a number of responses from 1 to {weights.shape[-1]}")
@@ -351,7 +339,7 @@ class TopKResponse(SetResponse):
         return cls(epsilon, sets)
 
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters, with the set where all rows share one, else with k where it is one."""
+        """Return the public parameters, with the set where all rows share one, else with k where it is one."""
         shown = self._parameters("top-k-response")
         if not _per_row(self.sets):
             return {**shown, "members": np.flatnonzero(self.members()).tolist()}
@@ -360,10 +348,10 @@ class TopKResponse(SetResponse):
 
 
 class PriorResponse(SetResponse):
-    """Randomized response within the sets that keep most labels true: RRWithPrior of Ghazi et al. 2021.
+    """Answer by randomized response within the sets that keep most labels true: RRWithPrior of Ghazi et al. 2021.
 
     Of all ε-private ways to answer it has the largest probability that the response is the label, when labels
-    follow `prior`, (K,) or (n, K), unnormalised (Theorem 3 there). `priors.likely_sets` finds the sets and
+    follow `prior`, (K,) or (n, K), unnormalised (Theorem 3 there). `likely_sets` finds the sets and
     shows why; the prior itself is not kept. It must not depend on the labels that are about to be answered.
 
     >>> PriorResponse(2.0, [0.5, 0.3, 0.1, 0.05, 0.05]).members()
@@ -378,7 +366,7 @@ class PriorResponse(SetResponse):
         self._set(budget, weights.shape[-1], likely_sets(weights, budget))
 
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters, without the prior."""
+        """Return the public parameters, without the prior."""
         return self._parameters("prior-response")
 
 
@@ -387,147 +375,7 @@ def _per_row(sets: BoolArray | None) -> bool:
 
 
 def _log_chances(epsilon: float, sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """log of e^ε/N, 1/N and 1/k, finite for every finite ε."""
+    """Return the logarithms of e^ε/N, 1/N and 1/k, finite for every finite ε."""
     k = np.asarray(sizes, dtype=np.float64)
     own = -np.log1p((k - 1.0) * math.exp(-epsilon))
     return own, own - epsilon, -np.log(k)
-
-
-# -- reading a mechanism back from its description -----------------------------------------------------------
-
-
-__all__ = [
-    "BitFlip",
-    "LaplaceOneHot",
-    "PriorResponse",
-    "RandomizedResponse",
-    "TopKResponse",
-    "channel_from_description",
-]
-
-
-def channel_from_description(description: Mapping[str, Any], prior: npt.ArrayLike | None = None) -> Channel:
-    """The channel that `describe` described. A file keeps parameters, not arrays of a number per row and class.
-
-    `prior` is what the per-row sets were made from: needed for prior-response, and for top-k-response with a
-    set per row, where it may also be the boolean sets themselves.
-
-    >>> channel = channel_from_description({"mechanism": "bit-flip", "epsilon": 1.0, "num_classes": 3})
-    >>> channel.describe()
-    {'mechanism': 'bit-flip', 'epsilon': 1.0, 'num_classes': 3}
-    """
-    name = description.get("mechanism")
-    if name not in _READERS:
-        raise ValueError(f"mechanism is {name!r}; known are {', '.join(_READERS)}")
-    try:
-        channel = _READERS[name](description, float(description["epsilon"]), prior)
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"the description of {name} is incomplete or of the wrong type: {error}") from error
-    _same(channel, description)
-    return channel
-
-
-def _same(channel: Channel, description: Mapping[str, Any]) -> None:
-    # Another prior than the one used would give another channel, and wrong evidence without a word.
-    for key, value in channel.describe().items():
-        if description.get(key) != value:
-            raise ValueError(f"{key} is {value!r}, but the description says {description.get(key)!r}")
-
-
-def _randomized(description: Mapping[str, Any], epsilon: float, prior: object) -> Channel:
-    return RandomizedResponse(epsilon, description["num_classes"])
-
-
-def _top_k(description: Mapping[str, Any], epsilon: float, prior: npt.ArrayLike | None) -> Channel:
-    if "members" in description:
-        members = np.zeros(int(description["num_classes"]), dtype=np.bool_)
-        members[description["members"]] = True
-        return TopKResponse(epsilon, members)
-    given = _needed(prior, "top-k-response")
-    if given.dtype == np.bool_:
-        return TopKResponse(epsilon, given)
-    return TopKResponse.of_prior(epsilon, given, description["k"])
-
-
-def _prior(description: Mapping[str, Any], epsilon: float, prior: npt.ArrayLike | None) -> Channel:
-    return PriorResponse(epsilon, _needed(prior, "prior-response"))
-
-
-def _laplace(description: Mapping[str, Any], epsilon: float, prior: object) -> Channel:
-    return LaplaceOneHot(epsilon, description["num_classes"], description["levels"])
-
-
-def _bit_flip(description: Mapping[str, Any], epsilon: float, prior: object) -> Channel:
-    return BitFlip(epsilon, description["num_classes"])
-
-
-def _needed(prior: npt.ArrayLike | None, mechanism: str) -> npt.NDArray[Any]:
-    if prior is None:
-        raise ValueError(f"prior is missing; {mechanism} needs the public prior it was drawn with")
-    return np.asarray(prior)
-
-
-_READERS: dict[str, Callable[[Mapping[str, Any], float, npt.ArrayLike | None], Channel]] = {
-    "randomized-response": _randomized,
-    "top-k-response": _top_k,
-    "prior-response": _prior,
-    "laplace-one-hot": _laplace,
-    "bit-flip": _bit_flip,
-}
-
-
-# -- numbers rounded at random to a few classes --------------------------------------------------------------
-
-
-Out = TypeVar("Out")
-
-_ROUNDED_AT_ONCE = 1 << 18
-
-
-@dataclass(frozen=True)
-class Rounded(Generic[Out]):
-    """Each level 0 … m − 1 becomes one of k classes, unbiased, and `inner` is asked about the classes: its price.
-
-        level l sits at l·(k − 1)/(m − 1) = q + r/(m − 1);   class q + 1 with probability r/(m − 1), else q
-
-    so that the class, taken as a number, has the level's place as its mean. Coins are exact: r of m − 1 integers.
-
-    Proof. Fix all coins. Then the classes are a function of the levels, row by row: replacing one level replaces one
-    class, or none, and `inner` keeps its promise about that. The coins do not depend on the levels, and a mixture, with
-    the same weights, of pairs that keep a promise keeps it too (the curves δ(ε) are convex in the pair of channels).
-
-    Args:
-        inner: a mechanism about k classes.
-        num_classes: m, the levels of the vault; `classes` is k.
-
-    >>> from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
-    >>> ask = Rounded(GroupCounts([0, 0, 0], 1, 2, LaplaceNoise(float("inf"))), num_classes=5, classes=2)
-    >>> ask.sample(np.array([0, 4, 4], dtype=np.uint8), SecureRandom()).counts
-    array([[1, 2]])
-    """
-
-    inner: Mechanism[Out]
-    num_classes: int
-    classes: int
-
-    def __post_init__(self) -> None:
-        checked_integer("num_classes", self.num_classes, 2, 1 << 16)
-        checked_integer("classes", self.classes, 2, 1 << 16)
-
-    def fits(self, num_rows: int, num_classes: int) -> None:
-        """Raise ValueError unless the levels are those of the data and the inner mechanism fits the classes."""
-        same_classes(self.num_classes, num_classes)
-        self.inner.fits(num_rows, self.classes)
-
-    def event(self) -> Event:
-        """The inner mechanism's."""
-        return self.inner.event()
-
-    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> Out:
-        """Round, then ask."""
-        rounded = np.empty(len(labels), dtype=np.min_scalar_type(self.classes - 1))
-        for part in pieces(len(labels), _ROUNDED_AT_ONCE):
-            below, rest = np.divmod(labels[part].astype(np.int64) * (self.classes - 1), self.num_classes - 1)
-            rounded[part] = below + (rng.below(self.num_classes - 1, len(rest)).astype(np.int64) < rest)
-        rounded.setflags(write=False)
-        return self.inner.sample(rounded, rng)

@@ -1,4 +1,4 @@
-"""PATE inside the vault: teachers on disjoint label shards vote, and only noisy responses leave (Confident-GNMax)."""
+"""Let teachers on disjoint label shards vote inside the vault, and release noisy responses only (Confident-GNMax)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from labeldp.core.events import TeacherVoting
 from labeldp.core.random import LARGEST_STD, SecureRandom
 from labeldp.core.vault import LabelArray
-from labeldp.mechanisms.common import checked_classes, checked_integer, pieces, same_classes
+from labeldp.mechanisms.common import checked_classes, checked_integer, grid_std, pieces, same_classes
 
 Rows = npt.NDArray[np.int64]
 Responses = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ _LEAST_MU, _MOST_MU = 1e-7, 10.0
 
 @dataclass(frozen=True, eq=False)
 class TeacherVotes:
-    """Labels for public queries by the votes of teachers, each trained on labels of its own: one query.
+    """Label public queries by the votes of teachers, each trained on labels of its own: one query of the vault.
 
         n_qc = teachers that vote for class c on query q.   If max_c n_qc + N(0, s₁²) ≥ threshold, the response is
         argmax_c (n_qc + N(0, s²)), fresh noise on every class; else "no response". After `responses` responses:
@@ -106,19 +106,13 @@ class TeacherVotes:
             object.__setattr__(self, name, checked_integer(name, getattr(self, name), 1, most))
         object.__setattr__(self, "seed", checked_integer("seed", self.seed, 0, 1 << 63))
         object.__setattr__(self, "at_once", checked_integer("at_once", self.at_once, 1, 1 << 31))
-        self._check_noise()
-        for name in ("noise_std", "threshold", "threshold_std"):
-            given: Any = getattr(self, name)
-            object.__setattr__(self, name, None if given is None else float(given))
-
-    def _check_noise(self) -> None:
         if (self.threshold is None) != (self.threshold_std is None):
             raise ValueError(
                 f"threshold is {self.threshold!r} and threshold_std {self.threshold_std!r}; give both, or neither"
             )
         if self.threshold is not None and not abs(self.threshold) <= 1e9:
             raise ValueError(f"threshold is {self.threshold!r}; give a number of votes, say {self.teachers / 2:g}")
-        mu = self.event().mu
+        mu = self.event().shift
         if not _LEAST_MU <= mu <= _MOST_MU:
             raise ValueError(
                 f"noise_std is {self.noise_std!r}: mu = {mu:.3g}, give noise for {_LEAST_MU:g} … {_MOST_MU:g}"
@@ -127,6 +121,9 @@ class TeacherVotes:
             raise ValueError(
                 f"noise_std is {self.noise_std!r}, threshold_std {self.threshold_std!r}; give at most 2^29"
             )
+        for name in ("noise_std", "threshold", "threshold_std"):
+            given: Any = getattr(self, name)
+            object.__setattr__(self, name, None if given is None else float(given))
 
     # -- mechanism ------------------------------------------------------------------------------------------
 
@@ -137,28 +134,28 @@ class TeacherVotes:
             raise ValueError(f"teachers is {self.teachers} and the data have {num_rows} rows; give each at least one")
 
     def event(self) -> TeacherVoting:
-        """All comparisons and all responses there can be, whether or not they are made."""
+        """Return the price of all comparisons and all responses there can be, whether or not they are made."""
         return TeacherVoting(self.noise_std, self.responses, self.threshold_std, self.queries)
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> Responses:
-        """The class answered on each query, −1 for none, (queries,)."""
+        """Train the teachers and draw the class answered on each query, −1 for none, (queries,)."""
         return self.answered(self._counts(labels), rng)
 
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters as plain JSON values."""
+        """Return the public parameters as plain JSON values."""
         names = ("num_classes", "teachers", "queries", "noise_std", "threshold", "threshold_std", "seed")
         described = {"mechanism": "teacher votes", **{name: getattr(self, name) for name in names}}
         # Kept releases of earlier versions have this key.
         return {**described, "answers": self.responses}
 
     def shards(self, num_rows: int) -> Rows:
-        """The rows of each teacher, (teachers, m): a public shuffle of all rows in equal parts. Sees no label."""
+        """Return the rows of each teacher, (teachers, m): a public shuffle of all rows in equal parts."""
         size = num_rows // self.teachers
         order = np.random.default_rng(self.seed).permutation(num_rows)
         return order[: size * self.teachers].reshape(self.teachers, size).astype(np.int64)
 
     def _counts(self, labels: LabelArray) -> Rows:
-        """How many teachers vote for each class, (queries, K). A secret."""
+        """Return how many teachers vote for each class, (queries, K): a secret."""
         shards = self.shards(len(labels))
         counts = np.zeros(self.queries * self.num_classes, dtype=np.int64)
         for part in pieces(self.teachers, self.at_once):
@@ -173,35 +170,24 @@ class TeacherVotes:
     # -- the aggregator -------------------------------------------------------------------------------------
 
     def answered(self, counts: Rows, rng: SecureRandom) -> Responses:
-        """Confident-GNMax on a table of counts, (queries, K): to plan with tables that are no secret.
+        """Draw Confident-GNMax's responses for a table of counts, (queries, K); alone, for tables that are no secret.
 
         All comparisons are drawn at once; those after the last response are thrown away unseen.
         """
         result = np.full(self.queries, NO_RESPONSE, dtype=np.int64)
-        chosen = np.flatnonzero(self._confident(counts, rng))[: self.responses]
-        noise = rng.discrete_gaussian(grid_std(self.noise_std), len(chosen) * self.num_classes)
+        confident = np.ones(self.queries, dtype=bool)
+        if self.threshold is not None and self.threshold_std is not None:
+            noise = rng.discrete_gaussian(grid_std(self.threshold_std, _STEPS), self.queries)
+            confident = counts.max(axis=1) * _STEPS + noise >= math.ceil(Fraction(self.threshold) * _STEPS)
+        chosen = np.flatnonzero(confident)[: self.responses]
+        noise = rng.discrete_gaussian(grid_std(self.noise_std, _STEPS), len(chosen) * self.num_classes)
         result[chosen] = (counts[chosen] * _STEPS + noise.reshape(len(chosen), self.num_classes)).argmax(axis=1)
         result.setflags(write=False)
         return result
 
-    def _confident(self, counts: Rows, rng: SecureRandom) -> npt.NDArray[np.bool_]:
-        if self.threshold is None or self.threshold_std is None:
-            return np.ones(self.queries, dtype=bool)
-        noise = rng.discrete_gaussian(grid_std(self.threshold_std), self.queries)
-        return counts.max(axis=1) * _STEPS + noise >= math.ceil(Fraction(self.threshold) * _STEPS)
-
-
-def grid_std(std: float) -> float:
-    """The deviation of the discrete noise in steps, rounded up; see part 3 of the proof."""
-    least = (Fraction(std) * _STEPS) ** 2 * (1 + Fraction(1, 1 << 39)) + 4
-    steps = math.sqrt(least)
-    while Fraction(steps) ** 2 < least:
-        steps = math.nextafter(steps, math.inf)
-    return steps
-
 
 def checked_votes(votes: npt.ArrayLike, teachers: int, queries: int) -> Rows:
-    """The votes as whole numbers, (teachers, queries), or ValueError; their values are not looked at."""
+    """Return votes as whole numbers, (teachers, queries), or raise ValueError; their values are not looked at."""
     given: npt.NDArray[Any] = np.asarray(votes)
     if given.shape != (teachers, queries) or given.dtype.kind not in "iu":
         raise ValueError(
@@ -212,7 +198,7 @@ def checked_votes(votes: npt.ArrayLike, teachers: int, queries: int) -> Rows:
 
 
 def one_by_one(train: TeachOne) -> Teach:
-    """Teachers trained one after the other by (number, rows, labels) → votes: no call ever sees two shards."""
+    """Train teachers one after the other by (number, rows, labels) → votes: no call ever sees two shards."""
 
     def teach(numbers: Rows, rows: Rows, labels: LabelArray) -> npt.NDArray[Any]:
         lessons = zip(numbers.tolist(), rows, labels, strict=True)

@@ -1,4 +1,4 @@
-"""Vector responses: the one-hot label with independent noise on every coordinate, on the grid 0 … L.
+"""Answer labels by vectors: the one-hot label with independent noise on every coordinate, on the grid 0 … L.
 
 A coordinate with bit b holds b·L plus noise, clipped to [0, L]. Its channel has one parameter, a = ε/(2L):
 P(v | b = 1)/P(v | b = 0) = e^{a(2v − L)}. Two labels differ in two coordinates, so that
@@ -39,7 +39,7 @@ _CELLS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, init=False)
 class VectorResponse(ABC):
-    """What the two vector responses share: all but the way to draw the noise."""
+    """Share what the two vector responses have in common: all but the way to draw the noise."""
 
     epsilon: float
     num_classes: int
@@ -47,11 +47,11 @@ class VectorResponse(ABC):
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters as plain JSON values."""
+        """Return the public parameters as plain JSON values."""
 
     @abstractmethod
     def _response(self, labels: LabelArray, rng: SecureRandom) -> npt.NDArray[Any]:
-        """(m, K) responses to m labels."""
+        """Draw (m, K) responses to m labels."""
 
     def _set(self, epsilon: Any, num_classes: Any, levels: Any) -> None:
         object.__setattr__(self, "epsilon", checked_epsilon(epsilon))
@@ -73,11 +73,11 @@ class VectorResponse(ABC):
         same_classes(self.num_classes, num_classes)
 
     def event(self) -> Event:
-        """ε-privacy with δ = 0."""
+        """Return ε-privacy with δ = 0."""
         return PureDP(self.epsilon)
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyLabels:
-        """One vector per label, (n, K)."""
+        """Draw one vector per label, (n, K)."""
         kind = np.uint8 if self.levels < 256 else np.uint16
         responses = np.empty((len(labels), self.num_classes), dtype=kind)
         for rows in pieces(len(labels), max(1, _CELLS_AT_ONCE // self.num_classes)):
@@ -87,14 +87,14 @@ class VectorResponse(ABC):
     # -- channel ------------------------------------------------------------------------------------------------
 
     def probabilities(self, label: int, row: int = 0) -> FloatArray:
-        """P(value | label) of every coordinate, (K, L + 1)."""
+        """Return P(value | label) of every coordinate, (K, L + 1)."""
         zero = np.exp(self._log_zero())
         chances = np.tile(zero, (self.num_classes, 1))
         chances[label] = zero[::-1]
         return chances
 
     def log_likelihood(self, responses: IntArray) -> FloatArray:
-        """log P(response | class), (n, K)."""
+        """Return log P(response | class), (n, K)."""
         if self.epsilon == math.inf:
             with np.errstate(divide="ignore"):
                 return np.log((responses == self.levels).astype(np.float64))
@@ -102,25 +102,28 @@ class VectorResponse(ABC):
         return common + float(self._rate) * (2.0 * responses.astype(np.float64) - self.levels)
 
     def unbiased(self, responses: IntArray) -> FloatArray:
-        """(v − E[v | 0])/(E[v | 1] − E[v | 0]) in every coordinate, (n, K): its mean is onehot(label)."""
+        """Return (v − E[v | 0])/(E[v | 1] − E[v | 0]) in every coordinate, (n, K): its mean is onehot(label)."""
         if not self._says_something():
             return np.zeros(responses.shape)
-        spread = self._spread()
+        # E[v | 1] − E[v | 0]. Pairing v with L − v leaves only positive terms: nothing cancels.
+        lead = np.arange(self.levels, 0, -2)
+        one = np.exp(self._log_zero()[: len(lead)])
+        spread = float(np.sum(lead * one * -np.expm1(-float(self._rate) * lead)))
         return (responses.astype(np.float64) - (self.levels - spread) / 2.0) / spread
 
     def informative(self, num_rows: int) -> BoolArray:
-        """All rows, or none where ε = 0 or there is one class, (n,)."""
+        """Return all rows, or none where ε = 0 or there is one class, (n,)."""
         return np.full(num_rows, self._says_something())
 
     def take(self, rows: IntArray) -> Self:
-        """The same channel: it is one for all rows."""
+        """Return the same channel: it is one for all rows."""
         return self
 
     def _says_something(self) -> bool:
         return self.num_classes > 1 and self._rate > 0
 
     def _log_zero(self) -> FloatArray:
-        """log P(v | b = 0), (L + 1,); with b = 1 it is the same read backwards.
+        """Return log P(v | b = 0), (L + 1,); with b = 1 it is the same read backwards.
 
         Discrete Laplace noise X has P(X = v) = tanh(a/2)·e^{-a|v|}. Clipping collects
         P(X ≤ 0) = 1/(1 + e^{-a}) at 0 and P(X ≥ L) = e^{-aL}/(1 + e^{-a}) at L.
@@ -132,15 +135,9 @@ class VectorResponse(ABC):
         log[0], log[-1] = end, end - rate * self.levels
         return log
 
-    def _spread(self) -> float:
-        """E[v | 1] − E[v | 0]. Pairing v with L − v leaves only positive terms: nothing cancels."""
-        lead = np.arange(self.levels, 0, -2)
-        one = np.exp(self._log_zero()[: len(lead)])
-        return float(np.sum(lead * one * -np.expm1(-float(self._rate) * lead)))
-
 
 class LaplaceOneHot(VectorResponse):
-    """The one-hot label plus discrete Laplace noise on a grid: ALIBI (Malek et al. 2021) in whole numbers.
+    """Answer by the one-hot label plus discrete Laplace noise on a grid: ALIBI (Malek et al. 2021) in whole numbers.
 
     v = clip(L·onehot(y) + X, 0, L), P(X = x) ∝ e^{-a|x|}, a = ε/(2L), L = `levels`.
 
@@ -159,7 +156,7 @@ class LaplaceOneHot(VectorResponse):
         self._set(epsilon, num_classes, levels)
 
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters."""
+        """Return the public parameters."""
         return {**described("laplace-one-hot", self.epsilon, self.num_classes), "levels": self.levels}
 
     def _response(self, labels: LabelArray, rng: SecureRandom) -> npt.NDArray[Any]:
@@ -175,7 +172,7 @@ class LaplaceOneHot(VectorResponse):
 
 
 class BitFlip(VectorResponse):
-    """Every bit of the one-hot label, flipped with probability 1/(1 + e^{ε/2}) on its own.
+    """Answer by the one-hot label, each bit flipped with probability 1/(1 + e^{ε/2}) on its own.
 
     Symmetric unary encoding (Erlingsson, Pihur & Korolova 2014, RAPPOR). Its channel is that of `LaplaceOneHot`
     with one level. A bit flips when a 64-bit word is below B of `response_thresholds(ε/2, 2)`, so that the
@@ -191,7 +188,7 @@ class BitFlip(VectorResponse):
         self._set(epsilon, num_classes, 1)
 
     def describe(self) -> Mapping[str, Any]:
-        """The public parameters."""
+        """Return the public parameters."""
         return described("bit-flip", self.epsilon, self.num_classes)
 
     def _response(self, labels: LabelArray, rng: SecureRandom) -> npt.NDArray[Any]:
@@ -201,7 +198,7 @@ class BitFlip(VectorResponse):
         return bits
 
     def _flips(self) -> np.uint64:
-        """How many of 2^64 words flip a bit."""
+        """Return how many of 2^64 words flip a bit."""
         if self._rate == math.inf:
             return np.uint64(0)
         thresholds = response_thresholds(float(self._rate), 2)

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.core.ledger import Budget
-from labeldp.data.splits import Columns
-from labeldp.data.table_files import UserBenchmark
+from labeldp.data.benchmarks import Columns, UserBenchmark
 from labeldp.learning.optimisers import adam, rmsprop
 from labeldp.learning.train import fit, predict
 from labeldp.mechanisms.gradients.sums import NormBound

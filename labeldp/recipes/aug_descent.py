@@ -20,8 +20,7 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.dividemix import by_response
 from labeldp.learning.evidence import Labels, as_labels, from_classes
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import device_of
+from labeldp.recipes.arguments import checked, device_of
 from labeldp.recipes.kept import checkpoint_of, in_folder, release_labels
 from labeldp.recipes.one_shot import OneShot
 from labeldp.releases import NoisyLabels
@@ -55,7 +54,7 @@ def train(
         known_noise: judge responses by Bayes' rule, not by a mixture.
     """
     private = release_labels(
-        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz")
+        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "responses.npz")
     )
     settings = {"judge": by_response(epsilon)} if known_noise else {}
     return learn(model, inputs, private, refine=refine, folder=folder, **settings)

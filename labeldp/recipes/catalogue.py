@@ -134,7 +134,7 @@ class Recipe:
 
     @property
     def needs_images(self) -> bool:
-        """Whether it learns from changed copies of images and can do nothing with a table."""
+        """Return whether it learns from changed copies of images and can do nothing with a table."""
         return self.loop in ("fixmatch", "refine")
 
     def call(self, task: Task = "classes") -> str:
@@ -168,21 +168,21 @@ def _one_pass(diameter: float) -> Callable[[Case, float], Settings]:
 
 
 def _ballot(case: Case, epsilon: float) -> Settings:
-    """Shards of ten labels, and as many queries as a student of few rows needs."""
+    """Return shards of ten labels, and as many queries as a student of few rows needs."""
     teachers = max(2, min(case.num_rows // 10, 3000))
     queries = max(1, min(1000, case.num_rows // 2))
     return {"ballot": Lazy("pate.Ballot", (teachers, queries, max(1, queries // 4)))}
-
-
-def _half(rows: int, epsilon: float) -> int:
-    return max(1, rows // 2)
 
 
 def _own_clusters(rows: int, epsilon: float) -> list[int]:
     return list(range(rows))
 
 
-_SLOW = {"optimizer": Lazy("labeldp.learning.optimisers.sgd", (1e-4, 0.0, 0.0)), "epochs": 2, "batch_size": _half}
+# Steps so small that the weights stay where they began, and none is averaged away: what a gradient shows, they show.
+_SLOW = {
+    "optimizer": Lazy("labeldp.learning.optimisers.sgd", (1e-4, 0.0, 0.0)), "epochs": 2,
+    "batch_size": lambda rows, epsilon: max(1, rows // 2), "average": 0.0,
+}  # fmt: skip
 _ROW_TEST = {"": SelfTest(2000)}
 
 
@@ -247,7 +247,7 @@ RECIPES: tuple[Recipe, ...] = (
         "LP-1ST, Ghazi et al. 2021", classes="per_row.rr", users=True, per_row=True,
         self_tests={
             **_ROW_TEST,
-            "user_answers": SelfTest(1000, labels="users"),
+            "user_responses": SelfTest(1000, labels="users"),
         },
     ),
     Recipe(
@@ -342,7 +342,7 @@ RECIPES: tuple[Recipe, ...] = (
         self_tests={
             "": SelfTest(
                 2500, True, False, scale=10.0,
-                settings={"diameter": 1e-3, "batch_size": lambda rows, epsilon: max(1, rows // 10)},
+                settings={"diameter": 1e-3, "batch_size": lambda rows, epsilon: max(1, rows // 10), "average": 0.0},
             )
         },
     ),

@@ -25,14 +25,13 @@ from torch import Tensor, nn
 
 from labeldp.core.certificate import Certificate
 from labeldp.core.vault import LabelVault
-from labeldp.data.storage import GroupRelease, digest, load_groups, save_groups
 from labeldp.features.clusters import Clusters
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.train import Inputs
-from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, GroupVotes, LaplaceNoise, Winners
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import Fit, device_of
-from labeldp.recipes.kept import checkpoint_of, in_folder, query_note, release_once
+from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, LaplaceNoise
+from labeldp.mechanisms.selection import GroupVotes, Winners
+from labeldp.recipes.arguments import Fit, checked, device_of
+from labeldp.recipes.kept import checkpoint_of, digest, in_folder, query_note, release_once
 from labeldp.releases import NoisyCounts
 
 # The cluster of each row, 0 … C − 1, found without a label: what `kmeans` returns, or plain numbers.
@@ -44,21 +43,21 @@ Vote = Callable[[npt.NDArray[np.int64], int, int, float, float], GroupVotes | Gr
 def permute_and_flip(
     groups: npt.NDArray[np.int64], num_groups: int, num_classes: int, epsilon: float, delta: float
 ) -> GroupVotes:
-    """The winners alone, ε-private; see `GroupVotes`."""
+    """Release the winners alone, ε-private; see `GroupVotes`."""
     return GroupVotes(groups, num_groups, num_classes, epsilon)
 
 
 def laplace_counts(
     groups: npt.NDArray[np.int64], num_groups: int, num_classes: int, epsilon: float, delta: float
 ) -> GroupCounts:
-    """The largest of the counts with discrete Laplace noise, ε-private; the counts are released too."""
+    """Release counts with discrete Laplace noise, ε-private; the largest of a cluster wins."""
     return GroupCounts(groups, num_groups, num_classes, LaplaceNoise(epsilon))
 
 
 def gaussian_counts(
     groups: npt.NDArray[np.int64], num_groups: int, num_classes: int, epsilon: float, delta: float
 ) -> GroupCounts:
-    """The largest of the counts with Gaussian noise (discrete, here), (ε, δ)-private: as published."""
+    """Release counts with Gaussian noise (discrete, here), (ε, δ)-private, as published; the largest wins."""
     return GroupCounts(groups, num_groups, num_classes, GaussianNoise.for_budget(epsilon, delta))
 
 
@@ -79,7 +78,7 @@ class ClusterLabels:
     counts: NoisyCounts | None = None
 
     def predict(self, clusters: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The labels of rows of these clusters (for new rows, `Clusters.assign`), (m,)."""
+        """Return the labels of rows of these clusters (for new rows, `Clusters.assign`), (m,)."""
         return self.winners[np.asarray(clusters)]
 
 
@@ -98,7 +97,7 @@ def label(
         clusters: what `kmeans` returns, or each row's cluster number; found without labels.
         delta: for `gaussian_counts` only; the others spend none.
         vote: how the winner is found.
-        folder: keeps the answer, so that it is not asked for twice.
+        folder: keeps the release, so that it is not paid for twice.
 
     >>> vault = LabelVault([0, 0, 0, 1, 1, 1] * 50, num_classes=2)
     >>> found = label([0, 0, 0, 1, 1, 1] * 50, vault, epsilon=1.0)
@@ -106,10 +105,10 @@ def label(
     (array([0, 1]), 1.0)
     """
     groups, num_groups = group_numbers(clusters, vault)
-    question = vote(groups, num_groups, vault.num_classes, epsilon, delta)
-    asked = release_groups(vault, question, in_folder(folder, "votes.npz"))
-    counts = asked if isinstance(asked, NoisyCounts) else None
-    winners = asked.winners() if isinstance(asked, NoisyCounts) else asked
+    mechanism = vote(groups, num_groups, vault.num_classes, epsilon, delta)
+    released = release_groups(vault, mechanism, in_folder(folder, "votes.npz"))
+    counts = released if isinstance(released, NoisyCounts) else None
+    winners = released.winners() if isinstance(released, NoisyCounts) else released
     return ClusterLabels(winners, winners[groups], vault.certificate(delta), counts)
 
 
@@ -139,7 +138,7 @@ def train(
 
 
 def group_numbers(clusters: Grouping, vault: LabelVault) -> tuple[npt.NDArray[np.int64], int]:
-    """Each row's cluster, (n,), and how many clusters there are: those of `Clusters`, else the largest number + 1."""
+    """Return each row's cluster, (n,), and how many there are: those of `Clusters`, else the largest number + 1."""
     members = clusters.members if isinstance(clusters, Clusters) else clusters
     numbers = members.detach().cpu().numpy() if isinstance(members, Tensor) else np.asarray(members)
     if numbers.ndim != 1 or len(numbers) != len(vault) or (numbers.size and numbers.dtype.kind not in "iu"):
@@ -164,7 +163,7 @@ def release_groups(
     mechanism: GroupCounts | GroupVotes,
     kept: Path | None = None,
     purpose: Mapping[str, Any] | None = None,
-) -> GroupRelease:
+) -> NoisyCounts | Winners:
     """Release something about groups once, or return what is kept of it in this file by an earlier run.
 
     The file is bound to the mechanism, the groups and the purpose (plain JSON values: what the run is about).
@@ -172,4 +171,4 @@ def release_groups(
     groups = f"{mechanism.num_groups} {digest(mechanism.groups)}"
     note = {**query_note(vault, mechanism), "groups": groups, **(purpose or {})}
     numbers = mechanism.num_groups * (vault.num_classes + 1)
-    return release_once(vault, mechanism, kept, note, save_groups, load_groups, numbers=numbers)
+    return release_once(vault, mechanism, kept, note, numbers=numbers)

@@ -32,9 +32,9 @@ from labeldp.learning.train import Inputs
 from labeldp.learning.tuning import tune
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes import one_shot, per_row
-from labeldp.recipes.checks import checked
+from labeldp.recipes.arguments import Fit, checked, device_of
+from labeldp.recipes.budget import split_budget
 from labeldp.recipes.cluster_votes import Grouping, group_numbers
-from labeldp.recipes.common import Fit, device_of, split_budget
 from labeldp.recipes.kept import in_folder, planned, release_labels
 from labeldp.recipes.one_shot import OneShot, Tune, event_of, noise_for
 from labeldp.releases import NoisyLabels
@@ -83,7 +83,7 @@ def train(
     """
     groups, _ = group_numbers(clusters, vault)
     private = release_labels(
-        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz")
+        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "responses.npz")
     )
     guesses = majority(private.hard(), groups, vault.num_classes, others_only=others_only)
     return learn(model, inputs, private, guesses, fit=fit, folder=folder)
@@ -114,9 +114,9 @@ def train_with_head(
     if not 0 < share < 1:
         raise ValueError(f"share={share} leaves nothing for the head or the responses; give a number between 0 and 1")
     first, second = split_budget(epsilon, delta, (share, 1 - share), last_pure=True)
-    kept = in_folder(folder, "answers.npz")
+    kept = in_folder(folder, "responses.npz")
     moment = (event_of(noise_for(first, delta)), None, in_folder(folder, "moment.npz"))
-    vault = planned(vault, [moment, (PureDP(second), None, kept)])
+    vault = planned(vault, moment, (PureDP(second), None, kept))
     shot = one_shot.train(features, vault, epsilon=first, delta=delta, tune=tune, folder=folder)
     private = release_labels(vault, RandomizedResponse(second, vault.num_classes), kept=kept)
     return learn(model, inputs, private, head_guesses(shot, features), fit=fit, folder=folder)

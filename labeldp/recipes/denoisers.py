@@ -35,7 +35,7 @@ from labeldp.learning.projections import Projection, hull, row_simplex, span
 from labeldp.learning.train import Inputs
 from labeldp.mechanisms.gradients.layers import Loss
 from labeldp.mechanisms.gradients.public import PublicGradients
-from labeldp.recipes.common import take_rows
+from labeldp.recipes.arguments import take_rows
 from labeldp.releases import NoisyGradient
 
 RowNumbers = npt.NDArray[np.intp]
@@ -117,12 +117,34 @@ class Batches:
 
     @property
     def per_epoch(self) -> int:
-        """How many steps are one pass over the data, on average if batches are secret."""
+        """Return how many steps are one pass over the data, on average if batches are secret."""
         return math.ceil(1 / self.rate - 1e-9) if self.rows is None else len(self.rows)
 
     def passes(self, step: int) -> float:
         """Return how many passes over the data so many steps are."""
         return step * self.rate if self.rows is None else step / len(self)
+
+    def queries_per_row(self, epochs: float | None, steps: int | None) -> int | None:
+        """Return how often a row may be summed: once per step if batches are secret, once per pass if they are named.
+
+        None where neither length is given.
+        """
+        if epochs is None and steps is None:
+            return None
+        if epochs is not None and steps is not None:
+            raise ValueError(f"epochs={epochs} and steps={steps} are two lengths; give one of them")
+        secret = self.rows is None
+        if steps is not None:
+            length = steps if secret else steps / len(self)
+        else:
+            length = epochs if epochs is not None and math.isfinite(epochs) else 0
+            length = math.ceil(length / self.rate - 1e-9) if secret else length
+        if not length >= 1 or length != int(length):
+            raise ValueError(
+                f"epochs={epochs}, steps={steps} is not a length; give at least one step, and whole passes "
+                f"({len(self)} steps each) for batches that are named"
+            )
+        return int(length)
 
     def number(self, step: int) -> int:
         """Return the batch of a step. The order changes from pass to pass."""

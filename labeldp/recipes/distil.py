@@ -60,8 +60,7 @@ from labeldp.learning.train import fit as fit_model
 from labeldp.learning.tuning import tune
 from labeldp.models.zoo import checked_count
 from labeldp.recipes import one_shot
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import Fit, device_of
+from labeldp.recipes.arguments import Fit, checked, device_of
 from labeldp.recipes.kept import checkpoint_of, in_folder
 from labeldp.recipes.one_shot import HEADS, Clock, OneShot, Report, Tune, check_features
 from labeldp.recipes.per_row import learn
@@ -457,7 +456,9 @@ def linear_after(
         student = _softmax(layer, features)
         agree = float((student.argmax(dim=1) == teacher.argmax(dim=1)).float().mean())
         clock("student", f"{generation} of {generations}, {100 * agree:.1f}% of first choices are the head's")
-        layer = regression.fitted(_sharper(relabel(teacher, student)), teacher)
+        # Squares, normed: more confident, in the same order.
+        sharper = relabel(teacher, student).square()
+        layer = regression.fitted(sharper / sharper.sum(dim=1, keepdim=True).clamp_min(1e-30), teacher)
     clock("student", f"{generations} of {generations}")
     covered = shot.tuning.basis.matrix.shape[1] / max(regression.directions, 1)
     return LinearStudent(shot, layer, 0.0 if seen is not None else min(1.0, covered) ** 2)
@@ -503,12 +504,6 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 def _softmax(layer: nn.Linear, features: Tensor) -> Tensor:
     rows = features.to(layer.weight)
     return torch.cat([torch.softmax(layer(part), dim=1) for part in rows.split(_ROWS_AT_ONCE)])
-
-
-def _sharper(probabilities: Tensor) -> Tensor:
-    """Return the squares, normed: more confident, in the same order."""
-    squares = probabilities.square()
-    return squares / squares.sum(dim=1, keepdim=True).clamp_min(1e-30)
 
 
 def check_linear(generations: int = GENERATIONS, ridge: float = RIDGE) -> None:

@@ -45,8 +45,8 @@ from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.users import UserVault
 from labeldp.models.zoo import FeatureNet, linear_head
 from labeldp.recipes import distil
+from labeldp.recipes.arguments import Fit
 from labeldp.recipes.catalogue import Lazy, Recipe, Task
-from labeldp.recipes.common import Fit
 from labeldp.recipes.worth import Case, directions, moment_distance
 
 # Rows that pass the network in all, and the fewest and most passes over the data.

@@ -21,20 +21,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from labeldp.budgets.calibrate import meter, most_queries
-from labeldp.core.accountant import epsilon as epsilon_of
-from labeldp.core.events import Event, Gaussian, Query
+from labeldp.budgets.calibrate import meter
+from labeldp.core.events import Gaussian
 from labeldp.core.vault import LabelVault, Mechanism
-from labeldp.learning.descend import descend
+from labeldp.learning.descend import descend, usual_decay
 from labeldp.learning.optimisers import MakeOptimizer, Schedule, constant, sgd
 from labeldp.learning.progress import Progress, Report
 from labeldp.learning.train import Inputs
@@ -43,8 +40,8 @@ from labeldp.mechanisms.gradients.per_example import columns_of, refuse_batch_no
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
 from labeldp.mechanisms.gradients.users import UserGradientSum
 from labeldp.mechanisms.users import UserVault, cap_rows
-from labeldp.recipes.checks import check_inputs, checked
-from labeldp.recipes.common import check_target, device_of, least_noise, take_rows
+from labeldp.recipes.arguments import check_inputs, checked, device_of, take_rows
+from labeldp.recipes.budget import Bound, Goal, least_noise
 from labeldp.recipes.denoisers import (
     Batches,
     Denoiser,
@@ -57,7 +54,7 @@ from labeldp.recipes.denoisers import (
     self_conv,
     self_span,
 )
-from labeldp.recipes.kept import Run, described, optimizer_in_words
+from labeldp.recipes.prepaid import Run, described, optimizer_in_words
 from labeldp.releases import NoisyGradient
 
 __all__ = [
@@ -65,7 +62,6 @@ __all__ = [
     "self_span", "train",
 ]  # fmt: skip
 
-Bound = NormBound | DiameterBound
 # The noise of a sum → the mechanism that releases it.
 Sum = Callable[..., Mechanism[NoisyGradient]]
 
@@ -88,7 +84,7 @@ def train(
     loss: Loss = cross_entropy,
     optimizer: MakeOptimizer | None = None,
     schedule: Schedule | None = None,
-    average: float = 0.0,
+    average: float | None = None,
     radius: float | None = None,
     seed: int = 0,
     precision: torch.dtype | None = None,
@@ -113,7 +109,10 @@ def train(
         denoiser: `alt_conv()` when None. Users take those with secret batches: `no_op`, `alt_conv`, `alt_rows`.
         cap: with a `UserVault`, how many rows of a user are used (`cap_rows`); all of them when None.
         loss: (logits (b, K), labels (b,)) → losses (b,).
-        optimizer, schedule, average, radius: of `labeldp.learning.descend.descend`; plain SGD at 0.1 when None.
+        optimizer, schedule, radius: of `labeldp.learning.descend.descend`; plain SGD at 0.1 when None.
+        average: decay of the average of the weights that is returned, at least 0 (the last weights) and below 1; by the
+            number of steps when None, and 0 where the schedule ends at nothing, which does the same
+            (`labeldp.learning.descend.usual_decay`). Post-processing, as all of these are.
         seed: of the partition, the order and the other rows; never of noise or secret batches.
         precision: of the forward pass in the sum, say torch.bfloat16; sum and noise stay in float32 or wider.
         folder: keeps the run. Killed at any moment, it goes on in a new process with a new vault of the same labels,
@@ -129,6 +128,8 @@ def train(
     """
     denoiser, bound = denoiser or alt_conv(), bound or NormBound(1.0)
     optimizer, schedule = optimizer or sgd(0.1, momentum=0.0, weight_decay=0.0), schedule or constant()
+    if average is not None and not 0 <= average < 1:
+        raise ValueError(f"average={average} is not the decay of an average; give 0 to below 1, or None for the usual")
     refuse_batch_norm(model)
     check_inputs(inputs, vault)
     settings: dict[str, Any] = {
@@ -142,14 +143,14 @@ def train(
     else:
         batches, sums = _row_sums(model, inputs, vault, bound, denoiser, batch_size, seed, how)
         settings |= {"recipe": Path(__file__).stem}
-    goal = Goal(delta, epsilon, noise_multiplier, _queries_per_row(batches, epochs, steps))
+    goal = Goal(delta, epsilon, noise_multiplier, batches.queries_per_row(epochs, steps))
     question = {} if folder is None else described(model, inputs, vault, goal=goal, **settings)
     width = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     with Run(folder, question, width) as run:
         noise, times = goal.terms(lambda noise: sums[0](noise_std=noise).event(), bound, batches.rate, run.terms)
         mechanisms = [one(noise_std=noise) for one in sums]
         leases = batches.lease(vault, mechanisms, times, run.counter)
-        project = Projector(model, batches, denoiser, batch_size, loss, bound.radius)
+        project, total = Projector(model, batches, denoiser, batch_size, loss, bound.radius), times * len(batches)
         begun, spent = time.perf_counter(), None if report is None else meter(mechanisms[0].event(), times, delta)
 
         def gradient(step: int) -> Tensor | None:
@@ -161,7 +162,6 @@ def train(
             assert spent is not None
             gap = None if project.gap is None else float(project.gap)
             paid, seconds = spent(-(-step // len(batches))), time.perf_counter() - begun
-            total = times * len(batches)
             report(
                 Progress(
                     "training", f"step {step} of {total}", seconds, step / total, paid, step=step, steps=total,
@@ -170,8 +170,9 @@ def train(
             )  # fmt: skip
 
         return descend(
-            model, gradient, steps=times * len(batches), optimizer=optimizer, schedule=schedule, average=average,
-            radius=radius, kept=run.kept, every=every or batches.per_epoch, report=None if report is None else reported,
+            model, gradient, steps=total, optimizer=optimizer, schedule=schedule, radius=radius, kept=run.kept,
+            average=usual_decay(total, schedule) if average is None else average, every=every or batches.per_epoch,
+            report=None if report is None else reported,
         )  # fmt: skip
 
 
@@ -187,6 +188,7 @@ def lp_normal_sgd(
     bound: Bound | None = None,
     batch_size: int = 1,
     loss: Loss = cross_entropy,
+    average: float | None = None,
     seed: int = 0,
     folder: Path | None = None,
     every: int | None = None,
@@ -212,7 +214,7 @@ def lp_normal_sgd(
         bound: its radius is L; `NormBound(1.0)` when None. Gradients of a loss that is L-Lipschitz are never clipped.
         batch_size: rows to a step; 1 is as published.
         seed: of the order, which no label decides.
-        folder, every, report: as in `train`.
+        average, folder, every, report: as in `train`.
 
     >>> from labeldp import LabelVault
     >>> x = torch.randn(200, 5)
@@ -233,8 +235,8 @@ def lp_normal_sgd(
     return train(
         model, inputs, vault, epsilon=epsilon, delta=delta, epochs=1, batch_size=batch_size,
         bound=bound, denoiser=self_span(), loss=loss, optimizer=sgd(peak, momentum=0.0, weight_decay=0.0),
-        schedule=lambda done: 1 / math.sqrt(round(done * many) + 1), radius=diameter / 2, seed=seed, folder=folder,
-        every=every, report=report,
+        schedule=lambda done: 1 / math.sqrt(round(done * many) + 1), average=average, radius=diameter / 2, seed=seed,
+        folder=folder, every=every, report=report,
     )  # fmt: skip
 
 
@@ -285,76 +287,3 @@ def _user_sums(
     users, weights = vault.users.take(kept.rows), kept.repeats / most
     one: Sum = partial(UserGradientSum, model, rows, users, bound, rate=rate, weights=weights, **how)
     return batches, [one], {"recipe": "user_level", "users": vault.users.digest(), "cap": most}
-
-
-# --- how long and how much noise --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Goal:
-    """Two of ε, noise multiplier and queries per row, at this δ."""
-
-    delta: float
-    epsilon: float | None
-    noise_multiplier: float | None
-    times: int | None
-
-    def __post_init__(self) -> None:
-        if [self.epsilon, self.noise_multiplier, self.times].count(None) != 1:
-            raise ValueError(
-                f"epsilon={self.epsilon}, noise_multiplier={self.noise_multiplier} and a length of {self.times} steps: "
-                "give two of epsilon, noise_multiplier and length (epochs or steps); the third follows"
-            )
-        for name in ("delta", "epsilon", "noise_multiplier"):
-            value = getattr(self, name)
-            if value is None and name != "delta":
-                continue
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise ValueError(f"{name}={value!r} is not a number")
-            object.__setattr__(self, name, float(value))
-        check_target(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        if self.noise_multiplier is not None and not 0 < self.noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier={self.noise_multiplier} is not an amount of noise; give a number > 0")
-
-    def terms(
-        self, event_of: Callable[[float], Event], bound: Bound, rate: float, paid: tuple[float, int] | None
-    ) -> tuple[float, int]:
-        """Return noise of a sum and queries per row; those paid for in an earlier process, if they keep the promise."""
-        if paid is not None:
-            spent = epsilon_of((Query(event_of(paid[0]), paid[1]),), self.delta)
-            # Another machine may round the last digits of ε otherwise.
-            if self.epsilon is not None and spent > self.epsilon * (1 + 1e-6):
-                raise ValueError(f"the run in this folder was paid for with epsilon={spent:.9g}; use a new folder")
-            return paid
-        match self.epsilon, self.noise_multiplier, self.times:
-            case float() as epsilon, None, int() as times:
-                return least_noise(event_of, times, epsilon, self.delta, bound.diameter, rate), times
-            case None, float() as multiplier, int() as times:
-                return multiplier * bound.radius, times
-            case float() as epsilon, float() as multiplier, None:
-                event = event_of(multiplier * bound.radius)
-                times = most_queries(event, epsilon, self.delta)
-                if times == 0:
-                    raise ValueError(f"epsilon={epsilon} does not pay for a single {event}; give more noise")
-                return multiplier * bound.radius, times
-        raise ValueError(f"{self} is not made of numbers")
-
-
-def _queries_per_row(batches: Batches, epochs: float | None, steps: int | None) -> int | None:
-    """Return how often a row may be summed: once per step if batches are secret, once per pass if they are named."""
-    if epochs is None and steps is None:
-        return None
-    if epochs is not None and steps is not None:
-        raise ValueError(f"epochs={epochs} and steps={steps} are two lengths; give one of them")
-    secret = batches.rows is None
-    if steps is not None:
-        length = steps if secret else steps / len(batches)
-    else:
-        length = epochs if epochs is not None and math.isfinite(epochs) else 0
-        length = math.ceil(length / batches.rate - 1e-9) if secret else length
-    if not length >= 1 or length != int(length):
-        raise ValueError(
-            f"epochs={epochs}, steps={steps} is not a length; give at least one step, and whole passes "
-            f"({len(batches)} steps each) for batches that are named"
-        )
-    return int(length)

@@ -25,8 +25,7 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.evidence import Objective, evidence, forward_loss, on_classes, posterior
 from labeldp.learning.train import Inputs, predict
 from labeldp.mechanisms.responses import PriorResponse
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import Fit, device_of
+from labeldp.recipes.arguments import Fit, checked, device_of
 from labeldp.recipes.kept import checkpoint_of, in_folder, release_labels
 
 
@@ -116,7 +115,7 @@ def train(
         scores = predict(model, inputs).cpu() if number > 1 else None
         belief = stage_prior(scores, rows, vault.num_classes, temperature, prior)
         private = release_labels(
-            vault, PriorResponse(epsilon, belief), rows, in_folder(folder, f"answers-{number}.npz")
+            vault, PriorResponse(epsilon, belief), rows, in_folder(folder, f"responses-{number}.npz")
         )
         keep = released.clone()
         if scores is not None and keep_plausible:

@@ -35,7 +35,6 @@ from torch import Generator, Tensor, nn
 
 from labeldp.core.events import Event
 from labeldp.core.vault import LabelVault
-from labeldp.data.storage import load_moments, save_moments
 from labeldp.features.extract import Device, Extractor, FeatureMap, gram_of
 from labeldp.features.tables import Coded
 from labeldp.learning.heads import Axes, Head, Scale, eigenbasis, honest_scale, ridge_head, softmax_head
@@ -44,9 +43,8 @@ from labeldp.learning.tuning import Basis, Scored, Tuning, compare_heads, load_p
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.moments import Moments, RowChunks
 from labeldp.mechanisms.users import UserVault
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import check_affordable
-from labeldp.recipes.kept import in_folder, query_note, release_once
+from labeldp.recipes.arguments import checked
+from labeldp.recipes.kept import check_affordable, in_folder, query_note, release_once
 from labeldp.releases import NoisyMoments
 
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
@@ -148,10 +146,11 @@ def train(
     noise = noise_for(epsilon, delta)
     if isinstance(features, Coded):
         check_count(len(features), "features", vault)
-        check_affordable(vault, [(event_of(noise), in_folder(folder, "moment.npz"))])
+    else:
+        check_features(features, vault)
+    check_affordable(vault, (event_of(noise), None, in_folder(folder, "moment.npz")))
+    if isinstance(features, Coded):
         return _of_coded(features, vault, noise, tune, heads, most, seed, folder, clock)
-    check_features(features, vault)
-    check_affordable(vault, [(event_of(noise), in_folder(folder, "moment.npz"))])
     found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
     rows = found.basis(features)
     mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
@@ -199,7 +198,7 @@ def train_on_inputs(
     The other arguments are those of `train`.
     """
     clock = Clock(report)
-    check_affordable(vault, [(event_of(noise_for(epsilon, delta)), in_folder(folder, "moment.npz"))])
+    check_affordable(vault, (event_of(noise_for(epsilon, delta)), None, in_folder(folder, "moment.npz")))
     check_count(len(inputs[0] if isinstance(inputs, tuple) else inputs), "inputs", vault)
     found = extractor.fit(inputs, device)
     features = found.features(inputs)
@@ -293,7 +292,7 @@ def _released(
     kept, note = in_folder(folder, "moment.npz"), {**query_note(vault, mechanism), "width": width}
     found = kept is not None and kept.exists()
     numbers = (vault.num_classes + 1) * width
-    noisy = release_once(vault, mechanism, kept, note, save_moments, load_moments, numbers=numbers)
+    noisy = release_once(vault, mechanism, kept, note, numbers=numbers)
     # Not a hash of the rows: a GPU may round them otherwise the next time.
     near = 1e-2 * math.sqrt(len(vault)) + 1e-3 * len(vault)
     if found and not np.allclose(noisy.total, total().cpu().numpy(), rtol=1e-2, atol=near):

@@ -17,7 +17,7 @@ remembers rows in time, and counts their responses again: see experiments/poster
 
 Every row is in the moment and responds once: adaptive composition of a Gaussian query and a pure one. ε₁ is the largest
 for which the two together cost (ε, δ) by their privacy loss distributions, a little more than ε − ε₂
-(`common.split_budget`). How to split is tuned on clusters, without labels (`tune_split`). Where responses would be no
+(`budget.split_budget`). How to split is tuned on clusters, without labels (`tune_split`). Where responses would be no
 better than the head, all of ε goes into the moment, and the model is a student of the head.
 """
 
@@ -44,8 +44,8 @@ from labeldp.learning.train import Inputs, predict
 from labeldp.learning.tuning import Stage, tune
 from labeldp.mechanisms.responses import PriorResponse, TopKResponse
 from labeldp.recipes import lp_mst, one_shot
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import Fit, device_of, split_budget
+from labeldp.recipes.arguments import Fit, checked, device_of
+from labeldp.recipes.budget import split_budget
 from labeldp.recipes.kept import checkpoint_of, in_folder, planned, release_labels
 from labeldp.recipes.lp_mst import Known, Learn
 from labeldp.recipes.one_shot import OneShot, Report, Tune, check_features, event_of, noise_by_width, noise_for
@@ -187,8 +187,8 @@ def train(
     # No row is in two stages, so the responses cost what those of one stage do.
     moment = (event_of(noise_for(split.first, delta)), None, in_folder(folder, "moment.npz"))
     stages_of = enumerate(stages if split.second > 0 else (), start=1)
-    responses_of = [(PureDP(split.second), rows, in_folder(folder, f"answers-{n}.npz")) for n, rows in stages_of]
-    vault = planned(vault, [moment, *responses_of])
+    responses_of = [(PureDP(split.second), rows, in_folder(folder, f"responses-{n}.npz")) for n, rows in stages_of]
+    vault = planned(vault, moment, *responses_of)
     shot = one_shot.train(features, vault, epsilon=split.first, delta=delta, tune=tune, folder=folder, report=report)
     scores = shot.logits(features).to(device_of(model))
     if begin:
@@ -238,7 +238,7 @@ class _Responses:
         if len(self.released) < number:
             prior = scores[torch.from_numpy(rows).to(scores.device)].softmax(dim=1).cpu().double().numpy()
             mechanism = TopKResponse(self._epsilon, self._sets(prior, self._epsilon))
-            private = release_labels(self._vault, mechanism, rows, in_folder(self.folder, f"answers-{number}.npz"))
+            private = release_labels(self._vault, mechanism, rows, in_folder(self.folder, f"responses-{number}.npz"))
             place = torch.from_numpy(rows).to(self._responses.device)
             self._responses[place] = torch.from_numpy(private.hard()).to(place.device)
             self._evidence[place] = evidence(private, place.device)
@@ -304,4 +304,4 @@ def _check_split(split: Split, epsilon: float, delta: float) -> None:
     queries = (Query(event_of(noise_for(split.first, delta))), Query(PureDP(split.second)))
     cost = epsilon_of(queries if split.second > 0 else queries[:1], delta)
     if not cost <= epsilon * (1 + 1e-12):
-        raise ValueError(f"split costs ε = {cost:.6g}, more than epsilon={epsilon}; see common.split_budget")
+        raise ValueError(f"split costs ε = {cost:.6g}, more than epsilon={epsilon}; see budget.split_budget")

@@ -20,20 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from labeldp.budgets.calibrate import PUBLISHED_RATIO, voting_for_budget
 from labeldp.core.certificate import Certificate
 from labeldp.core.vault import LabelVault
-from labeldp.data.storage import digest, load_groups, save_groups
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.train import Inputs, predict
 from labeldp.mechanisms.teachers import Responses, Rows, Teach, TeacherVotes, check_separate
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import Fit, device_of
-from labeldp.recipes.kept import checkpoint_of, in_folder, query_note, release_once
+from labeldp.recipes.arguments import Fit, checked, device_of
+from labeldp.recipes.kept import checkpoint_of, digest, in_folder, query_note, release_once
 
 # Numbers of the queried rows, (q,) → how teachers vote on them.
 Teachers = Callable[[Rows], Teach]
@@ -133,8 +130,8 @@ def label(
     if kept is None or not kept.exists():
         # One teacher on made-up labels: a mistake in it must not cost privacy.
         check_separate(mechanism, len(vault), teachers=1)
-    note = {**query_note(vault, mechanism), **mechanism.describe(), "rows asked about": digest(queried)}
-    winners = release_once(vault, mechanism, kept, note, save_groups, _load, numbers=len(queried))
+    note = {**query_note(vault, mechanism), **mechanism.describe(), "rows queried": digest(queried)}
+    winners = release_once(vault, mechanism, kept, note, numbers=len(queried))
     agreed = np.flatnonzero(winners >= 0)
     return TeacherLabels(queried[agreed], winners[agreed], mechanism.noise_std, vault.certificate(delta))
 
@@ -176,10 +173,3 @@ def relabel(student: nn.Module, inputs: Inputs) -> Tensor:
     Tang et al. 2022, pipeline 2; AugDescent takes them in place of randomized response.
     """
     return predict(student, inputs).argmax(dim=1)
-
-
-def _load(path: Path) -> npt.NDArray[np.int64]:
-    responses = load_groups(path)
-    if not isinstance(responses, np.ndarray):
-        raise ValueError(f"{path} holds counts, not winners of votes; use a new folder")
-    return responses

@@ -38,7 +38,6 @@ import torch
 from torch import nn
 
 from labeldp.core.vault import LabelVault, Mechanism
-from labeldp.data.storage import digest, save_labels
 from labeldp.learning.evidence import (
     Labels,
     Objective,
@@ -50,12 +49,12 @@ from labeldp.learning.evidence import (
 from labeldp.learning.evidence import debiased as debiased_loss
 from labeldp.learning.train import Inputs
 from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse
-from labeldp.mechanisms.users import UserResponse, UserVault, cap_rows
+from labeldp.mechanisms.user_responses import UserResponse
+from labeldp.mechanisms.users import UserVault, cap_rows
 from labeldp.mechanisms.vectors import LaplaceOneHot
 from labeldp.models.zoo import checked_count
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import Fit, device_of, take_rows
-from labeldp.recipes.kept import checkpoint_of, in_folder, release_labels, release_once
+from labeldp.recipes.arguments import Fit, checked, device_of, take_rows
+from labeldp.recipes.kept import checkpoint_of, digest, in_folder, release_labels, release_once
 from labeldp.releases import NoisyLabels
 
 # (ε, K) → the mechanism.
@@ -94,7 +93,7 @@ def train(
         seed: of the choice of a user's rows, which is public.
         folder: keeps responses and a checkpoint, so that a killed run goes on and draws nothing twice.
     """
-    device, rows, kept = device_of(model), None, in_folder(folder, "answers.npz")
+    device, rows, kept = device_of(model), None, in_folder(folder, "responses.npz")
     if isinstance(vault, UserVault):
         if prior is not None or randomizer is not RandomizedResponse:
             raise ValueError("vault protects all labels of a user, which randomized response without a prior can do")
@@ -131,20 +130,20 @@ def _of_users(
     mechanism = UserResponse(epsilon, vault.num_classes, users, cap=most if alike else None, delta=delta)
     note = {
         "vault": vault.id,
-        "rows asked": digest(kept.rows),
+        "rows queried": digest(kept.rows),
         "users": vault.users.digest(),
-        "law": digest(mechanism.epsilons),
+        "channel": digest(mechanism.epsilons),
         "epsilon": mechanism.user_epsilon,
         "classes": vault.num_classes,
     }
 
-    def load(path: Path) -> NoisyLabels:
+    def read(path: Path) -> NoisyLabels:
         # The file has the responses alone: the mechanism is their channel.
         with np.load(path, allow_pickle=False) as arrays:
-            return NoisyLabels(mechanism, arrays["answers"])
+            return NoisyLabels(mechanism, arrays["responses"])
 
     numbers = len(kept.rows) * (vault.num_classes + 2)
-    private = release_once(vault, mechanism, file, note, save_labels, load, kept.rows, numbers=numbers)
+    private = release_once(vault, mechanism, file, note, kept.rows, numbers=numbers, read=read)
     return private, torch.from_numpy(kept.listed()), take_rows(inputs, kept.rows)
 
 
@@ -197,7 +196,7 @@ def lp_rr_sgd(
         longest = sum(x.detach().float().reshape(len(x), -1).square().sum(dim=1) for x in tensors)
         lipschitz = math.sqrt(2 * (1 + float(torch.as_tensor(longest).amax())))
     private = release_labels(
-        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "answers.npz")
+        vault, RandomizedResponse(epsilon, vault.num_classes), kept=in_folder(folder, "responses.npz")
     )
     objective = debiased_loss(private, device_of(model))
     step = diameter * min(epsilon, 1.0) * math.sqrt(batch_size) / (6 * vault.num_classes * lipschitz)

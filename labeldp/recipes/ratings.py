@@ -23,8 +23,7 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.train import Inputs
 from labeldp.models.zoo import collaborative_filter
 from labeldp.recipes import lp_mst
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import Fit
+from labeldp.recipes.arguments import Fit, checked
 
 
 @checked

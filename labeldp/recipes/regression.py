@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.vault import LabelVault
-from labeldp.data.storage import load_groups, load_values, save_groups, save_values
 from labeldp.learning.bins import Loss, expected_loss, nearest_distribution, optimal_bins
 from labeldp.learning.evidence import on_values
 from labeldp.learning.heads import Head
@@ -36,12 +35,11 @@ from labeldp.learning.tuning import tune
 from labeldp.mechanisms.common import checked_epsilon, checked_integer
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.moments import Moments
-from labeldp.mechanisms.responses import Rounded
-from labeldp.mechanisms.values import Binned, BinnedResponse, NoisyValues, ValueVault
+from labeldp.mechanisms.values import Binned, BinnedResponse, NoisyValues, Rounded, ValueVault
 from labeldp.recipes import one_shot
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import Fit, check_affordable, device_of, split_pure
-from labeldp.recipes.kept import checkpoint_of, in_folder, query_note, release_once
+from labeldp.recipes.arguments import Fit, checked, device_of
+from labeldp.recipes.budget import split_pure
+from labeldp.recipes.kept import check_affordable, checkpoint_of, in_folder, query_note, release_once
 from labeldp.recipes.one_shot import HEADS, OneShot, Report, Tune
 from labeldp.releases import FloatArray, NoisyCounts, NoisyLabels, NoisyMoments
 
@@ -82,12 +80,12 @@ def privatize_values(
     # A loss that fails must fail before anything is spent.
     expected_loss(np.ones_like(levels), levels, second, np.arange(len(levels)), levels, loss)
     if histogram is None:
-        files = in_folder(folder, "counts.npz"), in_folder(folder, "answers.npz")
-        check_affordable(vault, [(PureDP(first), files[0]), (PureDP(second), files[1])])
+        files = in_folder(folder, "counts.npz"), in_folder(folder, "responses.npz")
+        check_affordable(vault, (PureDP(first), None, files[0]), (PureDP(second), None, files[1]))
         histogram = noisy_histogram(vault, first, cells, folder)
     mechanism = BinnedResponse(second, *optimal_bins(histogram, levels, second, loss))
     release = release_once(
-        vault, mechanism, in_folder(folder, "answers.npz"), query_note(vault, mechanism), save_values, load_values,
+        vault, mechanism, in_folder(folder, "responses.npz"), query_note(vault, mechanism),
         numbers=len(vault) + 2 * len(levels),
     )  # fmt: skip
     return replace(release, levels=levels, prior=np.asarray(histogram, dtype=np.float64))
@@ -129,7 +127,7 @@ def noisy_histogram(vault: ValueVault, epsilon: float, cells: int = 32, folder: 
     binned = Binned(cell_of_level, counts)
     note = {**query_note(vault, binned), "cells": cells}
     kept = in_folder(folder, "counts.npz")
-    noisy = release_once(vault, binned, kept, note, save_groups, load_groups, numbers=cells + 1)
+    noisy = release_once(vault, binned, kept, note, numbers=cells + 1)
     assert isinstance(noisy, NoisyCounts)
     return (nearest_distribution(noisy.counts[0], len(vault)) / np.bincount(cell_of_level))[cell_of_level]
 
@@ -237,22 +235,22 @@ class TwoSided:
 
     @property
     def id(self) -> str:
-        """The vault's."""
+        """Return the vault's."""
         return self._vault.id
 
     @property
     def ledger(self) -> Ledger:
-        """The vault's."""
+        """Return the vault's."""
         return self._vault.ledger
 
     @property
     def budget(self) -> Budget | None:
-        """The vault's."""
+        """Return the vault's."""
         return self._vault.budget
 
     @property
     def seeded(self) -> bool:
-        """The vault's."""
+        """Return the vault's."""
         return self._vault.seeded
 
     def release(self, mechanism: Any, rows: Any = None) -> NoisyMoments:

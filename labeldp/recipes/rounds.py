@@ -6,7 +6,7 @@
 
 A student has learnt from releases only, so its layers are as public as the x_i, and later moments may use them
 (adaptive composition). All queries are Gaussian, and their squares add up, μ² = Σ μ_r²: the one μ of the whole budget
-is found from (ε, δ), query r gets μ·√share_r (`common.split_budget`), and the certificate states (ε, δ), not more.
+is found from (ε, δ), query r gets μ·√share_r (`budget.split_budget`), and the certificate states (ε, δ), not more.
 
 So a later moment is used twice. Its head is good because the student's features are; the correction
 (`distil.corrected`) keeps what earlier moments taught, and needs the new one only to show where that is wrong, with
@@ -32,8 +32,8 @@ from labeldp.core.vault import LabelVault
 from labeldp.features.encoders import Encoder
 from labeldp.learning.train import Inputs, predict
 from labeldp.recipes import distil, one_shot
-from labeldp.recipes.checks import checked
-from labeldp.recipes.common import device_of, split_budget
+from labeldp.recipes.arguments import checked, device_of
+from labeldp.recipes.budget import split_budget
 from labeldp.recipes.kept import in_folder, planned
 from labeldp.recipes.one_shot import OneShot
 
@@ -102,7 +102,7 @@ def train(
     folders = [None if folder is None else folder / f"round-{number}" for number in range(1, len(parts) + 1)]
     events = [one_shot.event_of(one_shot.noise_for(part, delta)) for part in parts]
     moments = [(event, None, in_folder(f, "moment.npz")) for event, f in zip(events, folders, strict=True)]
-    vault = planned(vault, moments)
+    vault = planned(vault, *moments)
     first = {name: value.clone() for name, value in model.state_dict().items()}
     shots: list[OneShot] = []
     guess, seen = torch.empty(0), features

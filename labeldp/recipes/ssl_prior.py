@@ -26,10 +26,10 @@ from labeldp.learning.train import Inputs
 from labeldp.mechanisms.common import checked_epsilon
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.responses import PriorResponse
-from labeldp.recipes.checks import checked
+from labeldp.recipes.arguments import Fit, checked, device_of
+from labeldp.recipes.budget import checked_part, split_pure
 from labeldp.recipes.cluster_votes import Grouping, group_numbers, release_groups
-from labeldp.recipes.common import Fit, check_affordable, checked_part, device_of, split_pure
-from labeldp.recipes.kept import checkpoint_of, in_folder, release_labels
+from labeldp.recipes.kept import check_affordable, checkpoint_of, in_folder, release_labels
 from labeldp.recipes.lp_mst import Known, Learn, check_learn, hard_responses
 from labeldp.releases import FloatArray, NoisyCounts
 
@@ -63,8 +63,8 @@ def train(
     check_learn(learn, vault.num_classes)
     groups, num_groups = group_numbers(clusters, vault)
     first, second = split_of(epsilon, len(vault), num_groups, prior_epsilon)
-    counts_file, responses_file = in_folder(folder, "counts.npz"), in_folder(folder, "answers.npz")
-    check_affordable(vault, [(PureDP(first), counts_file), (PureDP(second), responses_file)])
+    counts_file, responses_file = in_folder(folder, "counts.npz"), in_folder(folder, "responses.npz")
+    check_affordable(vault, (PureDP(first), None, counts_file), (PureDP(second), None, responses_file))
     histograms = _histograms(groups, num_groups, vault, first, counts_file, epsilon)
     private = release_labels(vault, PriorResponse(second, histograms.probabilities()[groups]), kept=responses_file)
     device = device_of(model)
@@ -151,4 +151,4 @@ def _histograms(
         empty = np.zeros((num_groups, vault.num_classes), dtype=np.int64)
         return NoisyCounts(empty, np.bincount(groups, minlength=num_groups), "none", 0.0)
     mechanism = GroupCounts(groups, num_groups, vault.num_classes, LaplaceNoise(epsilon))
-    return release_groups(vault, mechanism, kept, {"epsilon of both looks": in_all})
+    return release_groups(vault, mechanism, kept, {"epsilon of both queries": in_all})

@@ -8,7 +8,7 @@ forms, from public numbers only:
 
 Their quotient, where both are far below n, is n v μ² / 2r with v = (n/m − 1)/K the variance per class: independent of
 the data, and of ε where ε is small. Responses win from the crossing on, the moment below it. Heuristic where the model
-is not linear: that is what `labeldp.choosing.measured` is for.
+is not linear: that is what `labeldp.choosing.predict` is for.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def width(self) -> int:
-        """Directions that the public features offer to a linear head."""
+        """Return how many directions the public features offer to a linear head."""
         usual = _WIDTHS[self.modality]
         if self.feature_dim is None:
             return usual
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def clusters(self) -> int:
-        """Clusters of public features: a hundred as in the papers, fewer where they would have less than 50 rows.
+        """Return how many clusters to make: a hundred as in the papers, fewer where one would have less than 50 rows.
 
         On parts of Adult (1,000 to 20,000 rows, ε from 0.05 to 4) votes of clusters of 50 rows were right up to ten
         points more often than those of 500, and less often only where ε times rows of a cluster is below about 5.
@@ -77,7 +77,7 @@ _LEAST_EPSILON, _MOST_EPSILON = 1e-4, 30.0
 def distance(epsilon: float, delta: float) -> float:
     """Return μ of one Gaussian query at (ε, δ); infinite for ε = ∞."""
     # Imported here: a command line that only lists recipes starts without numpy and scipy.
-    from labeldp.core.gaussian import gaussian_mu
+    from labeldp.core.inverse import gaussian_mu
 
     return math.inf if math.isinf(epsilon) else gaussian_mu(epsilon, delta)
 

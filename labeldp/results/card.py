@@ -1,4 +1,8 @@
-"""Write the model card: what is protected, what is not, and what epsilon means, in words."""
+"""Say in words what a result is and what it promises: ε as odds and beliefs, the story of a run, the model card.
+
+What is promised is rounded up, never down. Names of columns, classes, files and folders come from whoever made the
+table: on cards and pages they stay text, and none becomes a tag, a link or a line of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,82 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from decimal import ROUND_CEILING, Context, Decimal
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from labeldp.core.certificate import Certificate
-from labeldp.results.words import BELIEFS, belief_in_words, odds_in_words
-from labeldp.results.writing import render
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
+    from labeldp.core.certificate import Certificate
+
+# Beliefs that cards and reports give as examples.
+BELIEFS = (0.01, 0.1, 0.5, 0.9)
 # Whole numbers beyond this are not exact as floats; no table has so many rows.
 _MOST = 1 << 53
 # What `metrics.json` says of a test beside measures.
 COUNTS = ("rows", "training_rows_left_out")
+
+
+# -- what ε promises ---------------------------------------------------------------------------------------------------
+
+
+def at_most(value: float, digits: int = 6) -> str:
+    """Return a number ≥ 0 rounded up to this many significant digits.
+
+    >>> at_most(0.1), at_most(1.0000004), at_most(2.0138, 3), at_most(math.inf)
+    ('0.1', '1.00001', '2.02', 'infinity')
+    """
+    if math.isinf(value):
+        return "infinity"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
+    return f"{float(rounded):.{digits}g}"
+
+
+def odds_in_words(epsilon: float, delta: float, protects: str = "one label") -> str:
+    """Return what ε means: how far the odds between two values of what is protected can move.
+
+    `labeldp verify` looks for this sentence in the cards of old folders, too: its wording cannot change.
+
+    >>> odds_in_words(1.0, 0.0)
+    'Whoever sees the result can change their odds between two values of one label by at most 2.72×.'
+    """
+    if math.isinf(epsilon):
+        return "No promise: the labels can be recovered."
+    promise = f"Whoever sees the result can change their odds between two values of {protects} by at most "
+    promise += f"{at_most(math.exp(epsilon), 3)}×" if epsilon < 50 else "an astronomical factor"
+    promise += "." if delta == 0 else f", except with probability {at_most(delta, 3)}."
+    return promise if epsilon < 10 else f"{promise} That protects hardly anything; below 5 is usual."
+
+
+def belief_after(belief: float, epsilon: float) -> float:
+    """Return the largest belief in one value, against another, that `belief` can become: odds times e^ε.
+
+    >>> round(belief_after(0.5, 1.0), 4), round(belief_after(0.01, 1.0), 4), belief_after(0.0, 1.0)
+    (0.7311, 0.0267, 0.0)
+    """
+    # 1/(1 + (1 − p)/p e^−ε), written so that no ε overflows.
+    return 0.0 if belief <= 0 else belief / (belief + (1 - belief) * math.exp(-epsilon))
+
+
+def belief_below(belief: float, epsilon: float) -> float:
+    """Return the smallest belief that `belief` can become: odds divided by e^ε."""
+    return 1 - belief_after(1 - belief, epsilon)
+
+
+def belief_in_words(belief: float, epsilon: float) -> str:
+    """Return `belief_after` in percent, rounded up, but never a certainty that is not there.
+
+    >>> belief_in_words(0.5, 1.0), belief_in_words(0.9, 30.0)
+    ('73.2%', 'almost 100%')
+    """
+    percent = at_most(100 * belief_after(belief, epsilon), 3)
+    return "almost 100%" if float(percent) >= 100 else f"{percent}%"
+
+
+# -- what a result was made of -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -70,8 +140,11 @@ class Story:
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a plain number that can be shown: finite, and no larger than it could be counted."""
+    """Return whether this is a plain number that can be shown: finite, and no larger than it could be counted."""
     return (isinstance(value, float) and math.isfinite(value)) or (type(value) is int and abs(value) <= _MOST)
+
+
+# -- the card, and what pages share with it ----------------------------------------------------------------------------
 
 
 def promise(certificate: Certificate) -> str:
@@ -127,3 +200,68 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
         not_protected=not_protected(story), test=test, measures=", ".join(measures),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
     )  # fmt: skip
+
+
+# -- templates, and text that stays text -------------------------------------------------------------------------------
+
+
+def render(template: str, **values: object) -> str:
+    """Return a template of this folder with the values filled in, every text escaped: for HTML, or for Markdown.
+
+    Templates have filters of their own: `at_most`, which rounds up, `count`, which groups digits, and `code`, which
+    sets a name in Markdown as code.
+    """
+    return _templates("html" if template.endswith(".html") else "md").get_template(f"{template}.jinja").render(values)
+
+
+@cache
+def _templates(kind: str) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=None if kind == "html" else in_markdown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {"at_most": at_most, "count": "{:,}".format, "code": code}
+    return templates
+
+
+def one_line(text: str) -> str:
+    """Return the text with line breaks and control characters as spaces.
+
+    >>> one_line("a\\nb\\x1b[1m")
+    'a b [1m'
+    """
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def in_markdown(value: Any) -> Any:
+    """Return a text so that Markdown shows it as it is: no tag, no link, no cell or line of its own. Others stay.
+
+    >>> print(in_markdown("<b>[a](b)|`c`"))
+    &lt;b&gt;\\[a\\](b)\\|\\`c\\`
+    """
+    from markupsafe import Markup
+
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    text = re.sub(r"([\\`*\[\]|])", r"\\\1", one_line(value))
+    return Markup(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+
+
+def code(name: str) -> Markup:
+    """Return a name as Markdown's code, or as escaped text between quotes where code could not hold it.
+
+    >>> print(code("age"), code("a`b"))
+    `age` “a\\`b”
+    """
+    from markupsafe import Markup
+
+    if name and name == one_line(name) and not re.search(r"[\\`|<>&\[\]]", name):
+        return Markup(f"`{name}`")
+    return Markup(f"“{in_markdown(name)}”")

@@ -88,6 +88,11 @@ class Facts:
         """Images, or a table."""
         return _modality(self.story)
 
+    @property
+    def case(self) -> Case:
+        """The learning problem by its public numbers."""
+        return Case(self.story.rows, self.classes or 2, self.width, self.modality, self.story.delta)
+
 
 def gather(
     folder: Path | str,
@@ -96,7 +101,7 @@ def gather(
     beside: Sequence[Path | str] = (),
     non_private: float | None = None,
 ) -> Facts:
-    """Read a result folder.
+    """Read a result folder, and what is given beside it.
 
     Args:
         folder: as `labeldp train` writes it.
@@ -115,14 +120,23 @@ def gather(
     if known is not None and not 0 <= known <= 1:
         what = "an R²" if story.classes is None else "a share of right predictions"
         raise ArtifactError(f"non_private={known} is not {what}; give a number from 0 to 1")
-    width = _width(story, result.tensors)
+    # Numbers per row as the recipes saw them: pixels, or the features that a head was solved on.
+    modality, width = _modality(story), None
+    if modality == "images":
+        width = math.prod(int(size) for size in story.features[0].removesuffix(" pixels").split(" × "))
+    elif "head.mean" in result.tensors:
+        width = int(result.tensors["head.mean"].shape[0])
+    choice = None
+    if story.classes is not None:
+        problem = {"feature_dim": width, "modality": modality, "device": DEVICE}
+        choice = choose(story.rows, len(story.classes), story.epsilon, story.delta, **problem)
     bound, audited = _audit(folder, audit)
     verdict = check(folder)
     return Facts(
         folder.resolve().name, certificate, story, metrics,
         files={name: str(hashes[name]) for name in FILES if name in hashes}, problems=verdict.problems,
         signer="" if verdict.signature is None else verdict.signature.signer,
-        choice=_choice(story, width), width=width, audit=bound, audited=audited,
+        choice=choice, width=width, audit=bound, audited=audited,
         beside=tuple(_measured(Path(one), story) for one in beside), non_private=known,
     )  # fmt: skip
 
@@ -139,27 +153,8 @@ def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def case_of(facts: Facts) -> Case:
-    """Return the learning problem by its public numbers."""
-    return Case(facts.story.rows, facts.classes or 2, facts.width, facts.modality, facts.story.delta)
-
-
-def _choice(story: Story, width: int | None) -> Choice | None:
-    if story.classes is None:
-        return None
-    problem = {"feature_dim": width, "modality": _modality(story), "device": DEVICE}
-    return choose(story.rows, len(story.classes), story.epsilon, story.delta, **problem)
-
-
 def _modality(story: Story) -> str:
     return "images" if story.features[:1] and story.features[0].endswith(" pixels") else "table"
-
-
-def _width(story: Story, tensors: Mapping[str, Any]) -> int | None:
-    """Return the numbers per row as the recipes saw them: pixels, or the features that a head was solved on."""
-    if _modality(story) == "images":
-        return math.prod(int(size) for size in story.features[0].removesuffix(" pixels").split(" × "))
-    return int(tensors["head.mean"].shape[0]) if "head.mean" in tensors else None
 
 
 def _measure(story: Story) -> str:

@@ -7,18 +7,20 @@
     metrics.json        how good it is, from public numbers and releases already paid for
     signature.json      who vouches for all of these, where it was signed
 
-Nothing in it comes from a true label but through releases that the certificate counts.
+Nothing in it comes from a true label but through releases that the certificate counts. Until it is there, what its run
+has paid for is kept in a hidden folder beside it (`RunFolder`).
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,13 +28,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tomli_w
 
-from labeldp.atomic import draft_of, flush
+from labeldp.atomic import check_room, draft_of, flush, replacing
+from labeldp.budgets.keys import shown_address, shown_path
 from labeldp.core.certificate import Certificate, CertificateError, describe_artifact
 from labeldp.core.certificate import read as read_certificate
-from labeldp.results.card import Story, model_card
+from labeldp.core.ledger import BudgetExceededError
+from labeldp.results.card import Story, model_card, one_line
 from labeldp.results.signing import SigningKey, sign
-from labeldp.results.writing import one_line, run_toml
 
 FORMAT = "labeldp-model/1"
 MODEL, CERTIFICATE, CONFIG = "model.safetensors", "certificate.json", "config.toml"
@@ -44,6 +48,9 @@ HASHED = (CONFIG, CARD, METRICS)
 _MOST_BYTES, _MOST_TENSORS = 16 << 20, 100_000
 _QUOTED, _MOST_DOTS = re.compile(r'"(?:\\.|[^"\\\n])*"'), 20
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# Options that open a store or sign a result: a result says neither what they are nor where they are kept.
+_SECRET = {"key", "sign", "passphrase"}
+_LOGIN = re.compile(r"([A-Za-z][\w+.-]*://)\S*@")
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
@@ -73,6 +80,9 @@ class Result:
     run: Mapping[str, Any]
     story: Story
     metrics: Mapping[str, Any]
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -114,7 +124,7 @@ class Draft:
 
 @contextmanager
 def drafting(target: Path) -> Iterator[Draft]:
-    """A hidden folder beside `target`, which gets its name when the block ends and is removed when it fails.
+    """Make a hidden folder beside `target`, which gets its name when the block ends and is removed when it fails.
 
     It is made before anything is spent, so that a place that cannot be written costs nothing. Only a killed process
     can leave it behind: `.NAME.….part`, which may be deleted.
@@ -126,11 +136,25 @@ def drafting(target: Path) -> Iterator[Draft]:
     >>> raise_or_write, target.exists()
     (True, False)
     """
-    draft = Draft(target, _made(target))
+    if os.path.lexists(target):
+        raise ArtifactError(f"{str(target)!r} exists already and is never overwritten; choose another --out or move it")
+    if not target.parent.is_dir():
+        raise ArtifactError(
+            f"the folder {str(target.parent)!r} does not exist; create it first, or choose another --out"
+        )
+    draft = Draft(target, draft_of(target))
+    try:
+        draft.path.mkdir()
+    except OSError as error:
+        raise ArtifactError(_explain(error, target)) from None
     try:
         yield draft
         if draft.written:
-            _publish(draft)
+            for file in (*draft.path.iterdir(), draft.path):
+                flush(file)
+            # Fails where the name was taken meanwhile by anything but an empty folder.
+            os.rename(draft.path, target)
+            flush(target.parent)
     except OSError as error:
         if error.filename is not None and not str(error.filename).startswith(str(draft.path)):
             raise
@@ -139,8 +163,48 @@ def drafting(target: Path) -> Iterator[Draft]:
         shutil.rmtree(draft.path, ignore_errors=True)
 
 
+def _explain(error: OSError, target: Path) -> str:
+    if error.errno in _NO_ROOM:
+        return f"no room for {str(target)!r} ({os.strerror(error.errno or 0)}); free some and try again"
+    if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+        return f"{str(target)!r} appeared meanwhile; nothing was overwritten. Choose another --out"
+    reason = os.strerror(error.errno) if error.errno else type(error).__name__
+    return f"{str(target)!r} cannot be written ({reason}); choose an --out where you may write"
+
+
+def run_toml(run: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the options of a run as TOML, without secrets: the one way in which options come into a file.
+
+    A store is named by scheme and database. It is not left out: a run that is repeated from the file must charge it,
+    or fail. None is left out, for which TOML has no word.
+
+    >>> print(run_toml({"train": {"store": "postgresql://ann:secret@host/budgets", "key": "/keys/ann"}}), end="")
+    [train]
+    store = "postgresql:///budgets"
+    """
+
+    def public(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [public(name, one) for one in value]
+        if name == "store":
+            return shown_address(value)
+        return shown_path(_LOGIN.sub(r"\1", value)) if isinstance(value, str) else value
+
+    return tomli_w.dumps({
+        command: {
+            name: public(name, value)
+            for name, value in options.items()
+            if name not in _SECRET and value is not None
+        }
+        for command, options in run.items()
+    })  # fmt: skip
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
 def read(folder: Path) -> Result:
-    """The result in a folder, its model checked against the certificate; `verify_folder` checks all of it."""
+    """Return the result in a folder, its model checked against the certificate; `verify_folder` checks all of it."""
     certificate = certificate_in(folder)
     if certificate.artifact != describe_artifact(_present(folder, MODEL)):
         raise ArtifactError(
@@ -228,34 +292,84 @@ def _present(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _made(target: Path) -> Path:
-    if os.path.lexists(target):
-        raise ArtifactError(f"{str(target)!r} exists already and is never overwritten; choose another --out or move it")
-    if not target.parent.is_dir():
-        raise ArtifactError(
-            f"the folder {str(target.parent)!r} does not exist; create it first, or choose another --out"
-        )
-    draft = draft_of(target)
-    try:
-        draft.mkdir()
-    except OSError as error:
-        raise ArtifactError(_explain(error, target)) from None
-    return draft
+# -- a run that was stopped --------------------------------------------------------------------------------------------
 
 
-def _publish(draft: Draft) -> None:
-    for file in draft.path.iterdir():
-        flush(file)
-    flush(draft.path)
-    # Fails where the name was taken meanwhile by anything but an empty folder.
-    os.rename(draft.path, draft.target)
-    flush(draft.target.parent)
+class RunFolder:
+    """The folder in which the run that makes `target` keeps what it pays for; removed when the block ends well.
+
+    Killed, or out of disk, a command is simply given again: it finds its own folder, takes the releases from there, and
+    pays for what is missing only. The folder of another command is refused, because it was paid for.
+
+    Args:
+        target: what the run makes.
+        say: called with a sentence for the user when the run stops and something was kept.
+
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "model"
+    >>> with RunFolder(target) as run:
+    ...     folder = run.of({"epsilon": 1.0})
+    >>> folder.name, folder.exists()
+    ('.model.run', False)
+    """
+
+    def __init__(self, target: Path, say: Callable[[str], None] | None = None) -> None:
+        self._folder, self._say = target.with_name(f".{target.name}.run"), say
+
+    def of(self, settings: Mapping[str, Any]) -> Path:
+        """Return the folder, made for a run with these settings (plain JSON values) or left by one with the same."""
+        file, now = self._folder / "run.json", json.loads(json.dumps(dict(settings)))
+        try:
+            check_room(self._folder, 1 << 20)
+        except ValueError as error:
+            raise ArtifactError(str(error)) from None
+        if not file.exists():
+            with replacing(file) as draft:
+                draft.write_text(json.dumps(now), encoding="utf-8")
+        earlier = json.loads(file.read_text(encoding="utf-8"))
+        odd = sorted(key for key in earlier.keys() | now.keys() if earlier.get(key) != now.get(key))
+        if odd:
+            raise ArtifactError(
+                f"{str(self._folder)!r} keeps what another command has paid for ({', '.join(odd)} differ): give that "
+                "command again to go on with it, choose another --out, or delete the folder and what was spent for it"
+            )
+        return self._folder
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Every query that was paid for has a count; without one there is nothing to go on from. A query that the budget
+        # refused has a count, too, of two lines: what was to be charged and that nothing was begun.
+        least = 3 if kind is not None and issubclass(kind, BudgetExceededError) else 1
+        counts = (file.read_bytes().count(b"\n") for file in self._folder.rglob("*.counter"))
+        if kind is None or not any(lines >= least for lines in counts):
+            shutil.rmtree(self._folder, ignore_errors=True)
+        elif self._say is not None:
+            self._say(
+                f"What was paid for is kept in {str(self._folder)!r}: give the same command again to go on from there."
+            )
 
 
-def _explain(error: OSError, target: Path) -> str:
-    if error.errno in _NO_ROOM:
-        return f"no room for {str(target)!r} ({os.strerror(error.errno or 0)}); free some and try again"
-    if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-        return f"{str(target)!r} appeared meanwhile; nothing was overwritten. Choose another --out"
-    reason = os.strerror(error.errno) if error.errno else type(error).__name__
-    return f"{str(target)!r} cannot be written ({reason}); choose an --out where you may write"
+def features_digest(features: Any) -> str:
+    """Return a hash of public features, a table or an array, by which a run knows them again.
+
+    >>> import pyarrow as pa
+    >>> features_digest(pa.table({"a": [1, None]})) == features_digest(pa.table({"a": [1, 0]}))
+    False
+    """
+    import pyarrow as pa
+
+    content = hashlib.sha256()
+    if not isinstance(features, pa.Table):
+        content.update(repr((features.dtype, features.shape)).encode() + np.ascontiguousarray(features).data)
+        return content.hexdigest()[:32]
+    for name, column in zip(features.column_names, features.columns, strict=True):
+        number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        filled = column.cast(pa.float64()).fill_null(np.nan) if number else column.cast(pa.string()).fill_null("\0")
+        content.update(repr((name, str(column.type), len(column))).encode())
+        for chunk in filled.chunks:
+            # By values and not by the memory of the chunk, where what lies under a missing cell is anything.
+            raw = chunk.to_numpy() if number else "\1".join(chunk.to_pylist()).encode()
+            content.update(np.ascontiguousarray(raw).data if number else raw)
+    return content.hexdigest()[:32]

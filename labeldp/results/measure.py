@@ -1,14 +1,58 @@
-"""Measure how good a model is, from open labels that the user gave for measuring; never from those of a vault."""
+"""Measure how good a model is, by open labels that were given for it and by public rows; never by those of a vault."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from labeldp.results.card import belief_after
+
+if TYPE_CHECKING:
+    from labeldp.data.door import PrivateData
+    from labeldp.results.model import Model
+
 _LEAST = 1e-12
+
+
+def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
+    """Measure by the certificate, by public rows with the private model, and by open labels; never by secret ones."""
+    certificate = model.estimator.certificate_
+    spent = certificate.epsilon
+    found: dict[str, Any] = {
+        "epsilon": "infinity" if math.isinf(spent) else spent, "delta": certificate.delta, "rows": len(data)
+    }  # fmt: skip
+    if model.classes:
+        sure = model.estimator.predict_proba(data.features).max(axis=1).mean()
+        # The share of true labels among plain randomized responses at ε: what one response per row would keep.
+        kept = belief_after(1 / len(data.classes), spent)
+        found["classes"] = len(data.classes)
+        found["expected"] = {
+            "mean_confidence_on_training_rows": round(float(sure), 4),
+            "share_right_of_plain_randomized_response": round(kept, 4),
+        }
+    else:
+        predicted = model.estimator.predict(data.features)
+        found["bounds"] = list(data.bounds or ())
+        found["expected"] = {
+            "mean_prediction_on_training_rows": _digits(predicted.mean()),
+            "spread_of_predictions_on_training_rows": _digits(predicted.std()),
+        }
+    if model.curves:
+        # Of losses on private targets and of the ledger; see `Recorder`, which says why they are free.
+        found["curves"] = list(model.curves)
+    if data.test is not None:
+        features, labels = data.test.features, data.test.labels.values
+        if model.classes:
+            found["test"] = measured(model.estimator.predict_proba(features), labels)
+        else:
+            found["test"] = measured_numbers(model.estimator.predict(features), labels)
+        if data.test.left_out:
+            found["test"]["training_rows_left_out"] = data.test.left_out
+    return found
 
 
 def measured(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> dict[str, float | int]:
@@ -87,12 +131,3 @@ def _column(name: str, values: npt.ArrayLike | Tensor) -> np.ndarray:
     if column.ndim != 1:
         raise ValueError(f"{name} has shape {column.shape}; give one number per row, shape (n,)")
     return column
-
-
-def responses_right(epsilon: float, num_classes: int) -> float:
-    """Return the share of true labels among plain randomized responses at ε: what one response per row would keep.
-
-    >>> round(responses_right(1.0, 2), 3)
-    0.731
-    """
-    return 1 / (1 + (num_classes - 1) * math.exp(-epsilon))

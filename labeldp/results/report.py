@@ -1,27 +1,73 @@
-"""Write the report of a result: one HTML page with everything in it, which fetches and runs nothing."""
+"""Write the report of a result: one HTML page with everything in it, which fetches and runs nothing.
+
+Each section works out its sentences, tables and figures here; the template `page.html.jinja` has the fixed text.
+"""
 
 from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from labeldp.atomic import replacing
-from labeldp.results.card import number_words
-from labeldp.results.charts import DARK, LIGHT
-from labeldp.results.facts import Facts
-from labeldp.results.folder import ArtifactError
-from labeldp.results.sections import (
-    Table,
-    audit_section,
-    ledger_section,
-    methods_section,
-    noise_section,
-    promise_section,
-    quality_section,
+from labeldp.choosing.choice import count
+from labeldp.choosing.predict import accuracy, along, labels_per_class, references
+from labeldp.core import events as ev
+from labeldp.core import filter as plan_filter
+from labeldp.core.filter import Plans
+from labeldp.core.ledger import Group, worst_epsilon
+from labeldp.recipes.catalogue import BY_KEY
+from labeldp.results.card import (
+    BELIEFS,
+    COUNTS,
+    at_most,
+    belief_after,
+    belief_below,
+    belief_in_words,
+    is_number,
+    measure_words,
+    not_protected,
+    number_words,
+    promise,
+    render,
 )
-from labeldp.results.words import at_most
-from labeldp.results.writing import render
+from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid
+from labeldp.results.facts import DEVICE, Facts
+from labeldp.results.folder import MODEL, ArtifactError
+
+# The narrower kinds first: some are Gaussians, too.
+_EVENTS = (
+    (ev.PoissonGaussian, "a noisy sum over a secret batch"),
+    (ev.FixedSizeGaussian, "a noisy sum over a secret batch"),
+    (ev.PublicBatchGaussian, "a noisy sum over a batch that is known"),
+    (ev.PartitionGaussian, "a noisy sum over a batch that is known"),
+    (ev.DiscreteGaussian, "noisy counts in whole numbers"),
+    (ev.Gaussian, "a noisy sum over all rows"),
+)
+_MOST_GROUPS, _MOST_QUERIES = 8, 12
+# Points on a line of ε against queries, and of accuracy against ε.
+_STEPS, _POINTS = 8, 25
+# A chart of accuracy against ε reaches this factor to either side of what was measured.
+_REACH = 8.0
+_ROUNDING = 1e-6
+
+
+class Table(NamedTuple):
+    """A table with headers; `numbers` are the columns that are aligned on the right."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[int] = ()
+
+
+class Figure(NamedTuple):
+    """An SVG chart with its caption."""
+
+    image: str
+    caption: str
 
 
 def page(facts: Facts) -> str:
@@ -75,3 +121,306 @@ def _tiles(facts: Facts) -> list[tuple[str, str]]:
     }
     tiles += [(name, form.format(test[key])) for key, (name, form) in measures.items() if key in test]
     return [*tiles, ("method", facts.story.method)]
+
+
+# -- the promise -----------------------------------------------------------------------------------------------------
+
+
+def promise_section(facts: Facts) -> dict[str, Any]:
+    """Return what is promised, what that means for beliefs, and what is not promised."""
+    certificate = facts.certificate
+    but = f" (except with probability {at_most(certificate.delta, 3)})" if certificate.delta else ""
+    rows = [(f"{belief:.0%}", belief_in_words(belief, certificate.epsilon)) for belief in BELIEFS]
+    bounded = math.isfinite(certificate.epsilon)
+    return {
+        "sentence": promise(certificate),
+        "figure": _beliefs(certificate.epsilon) if bounded else None,
+        "beliefs": Table(f"Belief in one value of a label against another{but}", ["before", "after, at most"], rows)
+        if bounded else None,
+        "not_protected": not_protected(facts.story),
+    }  # fmt: skip
+
+
+def _beliefs(epsilon: float) -> Figure:
+    shares, drawn = [index / 40 for index in range(41)], min(epsilon, 50.0)
+    high, low = ([bound(share, drawn) for share in shares] for bound in (belief_after, belief_below))
+    shown = [
+        Band("after, at most and at least", shares, low, high),
+        Series("", list(zip(shares, high, strict=True))), Series("", list(zip(shares, low, strict=True))),
+        Series("nothing learnt", [(0, 0), (1, 1)], tone=5, dashed=True),
+    ]  # fmt: skip
+    most = belief_in_words(0.5, drawn)
+    summary = f"Who gave one value of a label even odds against another can come to at most {most}."
+    x, y = Axis("belief before", 0, 1, percent=True), Axis("belief after", 0, 1, percent=True)
+    image = chart("Belief in one value of a label, before and after", summary, x, y, shown)
+    return Figure(image, f"What anyone can learn about one label at ε = {at_most(epsilon, 4)}. {summary}")
+
+
+# -- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def ledger_section(facts: Facts) -> dict[str, Any]:
+    """Return every query with ε so far, the costliest history first, and how ε of that one grew."""
+    certificate = facts.certificate
+    groups = sorted(
+        (group for group in certificate.groups if group.rows or group.queries),
+        key=lambda group: -worst_epsilon((group,), certificate.delta),
+    )
+    rows = [row for group in groups[:_MOST_GROUPS] for row in _queries(group, certificate.delta)]
+    head = [certificate.unit.counted, "queries", "what each was", "ε so far"]
+    return {
+        "queries": Table("Queries of the labels, the costliest history first", head, rows, numbers=(0, 1, 3)),
+        "more": max(len(groups) - _MOST_GROUPS, 0),
+        "growth": _growth(groups[0], certificate.delta) if groups else None,
+    }
+
+
+def _queries(group: Group, delta: float) -> list[list[str]]:
+    """Return one line for each kind of query of a plan, with ε of all up to it."""
+    lines = [(plan, place, query) for plan, queries in enumerate(group.plans) for place, query in enumerate(queries)]
+    rows = []
+    for plan, place, query in lines[:_MOST_QUERIES]:
+        so_far = (*group.plans[:plan], group.plans[plan][: place + 1])
+        cost = at_most(plan_filter.epsilon(so_far, delta))
+        rows.append([f"{group.rows:,}", f"{query.times:,}", event_words(query.event), cost])
+    if rest := [query for _, _, query in lines[_MOST_QUERIES:]]:
+        whole = at_most(plan_filter.epsilon(group.plans, delta))
+        rows.append([f"{group.rows:,}", f"{sum(query.times for query in rest):,}", f"{len(rest)} more kinds", whole])
+    return rows or [[f"{group.rows:,}", "0", "not queried", "0"]]
+
+
+def event_words(event: object) -> str:
+    """Return what a query was, in words.
+
+    >>> event_words(ev.PureDP(1.0))
+    'a private response, pure ε = 1'
+    """
+    if isinstance(event, ev.PureDP):
+        return f"a private response, pure ε = {at_most(event.epsilon, 4)}"
+    words = next((words for kind, words in _EVENTS if isinstance(event, kind)), None)
+    if words is None:
+        return "everything, without noise" if isinstance(event, ev.NonPrivate) else str(event)
+    rate, diameter = getattr(event, "rate", None), getattr(event, "diameter", None)
+    words += "" if rate is None else f" of {rate:.3g} of the rows"
+    words += f", noise of deviation {getattr(event, 'noise_std', math.nan):.4g}"
+    return words if diameter is None else f"{words}; one label moves it by at most {diameter:.4g}"
+
+
+def growth(plans: Plans, delta: float, steps: int = _STEPS) -> list[tuple[float, float]]:
+    """Return ε after so many queries, in the order of the ledger: about `steps` points, the last for all of them."""
+    total = sum(query.times for plan in plans for query in plan)
+    counts = sorted({max(1, round(total * step / steps)) for step in range(1, steps + 1)})
+    return [(float(count), plan_filter.epsilon(_first(plans, count), delta)) for count in counts]
+
+
+def _first(plans: Plans, count: int) -> Plans:
+    """Return so many queries of the history, plan by plan."""
+    taken: list[ev.Queries] = []
+    for plan in plans:
+        part: list[ev.Query] = []
+        for query in plan:
+            if count > 0:
+                part.append(ev.Query(query.event, min(query.times, count)))
+                count -= query.times
+        taken.append(tuple(part))
+    return tuple(taken)
+
+
+def _growth(group: Group, delta: float) -> Figure | None:
+    points = growth(group.plans, delta) if sum(query.times for query in group.queries) > 1 else []
+    if len(points) < 2 or not all(math.isfinite(value) for _, value in points) or points[-1][1] <= 0:
+        return None
+    summary = f"After {points[-1][0]:,.0f} queries ε is {at_most(points[-1][1], 4)}."
+    x, y = Axis("queries", 0, points[-1][0], whole=True), Axis("ε so far", 0, 1.05 * points[-1][1])
+    image = chart("Epsilon as queries add up", summary, x, y, [Series("", points, dots=True)])
+    return Figure(image, f"How ε of the costliest history grew, in the order of the ledger. {summary}")
+
+
+# -- the noise -------------------------------------------------------------------------------------------------------
+
+
+def noise_section(facts: Facts) -> dict[str, Any] | None:
+    """Return what one label by itself would look like behind as much privacy; None where there is nothing to say."""
+    epsilon, classes, recipe = facts.certificate.epsilon, facts.classes, BY_KEY.get(facts.story.method)
+    if not math.isfinite(epsilon):
+        return None
+    if classes is None:
+        words = "" if recipe is None else recipe.numbers_in_words
+        return {"words": words, "figure": None} if words else None
+    filled = round(100 * belief_after(1 / classes, epsilon))
+    summary = f"{filled} of 100 would be the true one; guessing blindly gives {100 / classes:.3g}."
+    image = dot_grid(
+        "Labels released one by one", summary, filled, ("the true label", "another class, drawn at random")
+    )
+    caption = (
+        f"If every label were released by itself at ε = {at_most(epsilon, 4)}, as a randomized response among "
+        f"{classes} classes: {summary}"
+    )
+    words = (
+        "Labels were released one by one: each response carries this noise, or less where a public guess narrowed the "
+        "classes. The model never saw a true label; it learns because the channel of the noise is known."
+        if recipe is not None and recipe.per_row
+        else "Here noise was added to sums or counts over many rows, where it weighs less: one label hides in the sum, "
+        "while what all labels have in common stays visible. That is why the model can be right more often than single "
+        "private responses would be."
+    )
+    return {"words": words, "figure": Figure(image, caption)}
+
+
+# -- quality ---------------------------------------------------------------------------------------------------------
+
+
+def quality_section(facts: Facts) -> dict[str, Any]:
+    """Return measures, learning curves, and accuracy against ε."""
+    test = facts.metrics["test"]
+    origins = {"open labels": test, "public rows and the private model": facts.metrics["expected"]}
+    cells = [
+        (measure_words(name), f"{value:.4g}", origin)
+        for origin, found in origins.items()
+        for name, value in found.items()
+        if name not in COUNTS
+    ]
+    figures = [against_epsilon(facts), *map(learning_curve, facts.metrics["curves"])]
+    return {
+        "test_rows": test.get("rows"),
+        "left_out": test.get("training_rows_left_out"),
+        "measures": Table("Measures", ["measure", "value", "from"], cells, numbers=(1,)) if cells else None,
+        "figures": [one for one in figures if one is not None],
+        "one_query": facts.story.method in BY_KEY and not BY_KEY[facts.story.method].network,
+    }
+
+
+def learning_curve(curve: Mapping[str, Any]) -> Figure | None:
+    """Return a chart of {"name", "x_name", "x": [...], "y": [...]}, without values that are not finite.
+
+    None where fewer than two points are left.
+    """
+    pairs = zip(*(one if isinstance(one, list) else () for one in (curve.get("x"), curve.get("y"))), strict=False)
+    points = sorted((float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y))
+    if len(points) < 2 or points[0][0] == points[-1][0]:
+        return None
+    name, by = str(curve.get("name", "value")), str(curve.get("x_name", "step"))
+    summary = f"From {points[0][1]:.3g} to {points[-1][1]:.3g} over {points[-1][0]:g} {by}s."
+    x = Axis(by, points[0][0], points[-1][0], whole=all(place.is_integer() for place, _ in points))
+    y = Axis(name, *_around([value for _, value in points]))
+    image = chart(f"Learning curve: {name}", summary, x, y, [Series("", points, dots=len(points) <= 12)])
+    return Figure(image, f"Learning curve: {name}. {summary}")
+
+
+def _around(values: Sequence[float], pad: float = 0.06) -> tuple[float, float]:
+    """Return a range that holds all values with some air."""
+    low, high = min(values), max(values)
+    air = pad * (high - low) or pad * abs(high) or pad
+    return low - air, high + air
+
+
+def against_epsilon(facts: Facts) -> Figure | None:
+    """Return accuracy against ε: measured, expected, of single responses, and without privacy where it is known.
+
+    For numbers it is R², measured and without privacy: nothing is expected, and single responses have none.
+    """
+    spent = facts.certificate.epsilon
+    if not 0 < spent < math.inf:
+        return None
+    others = sorted((one.epsilon, one.score) for one in facts.beside if math.isfinite(one.epsilon))
+    known = [spent, *(epsilon for epsilon, _ in others)]
+    least, most = max(1e-4, min(known) / _REACH), min(30.0, max(known) * _REACH)
+    ratio = max(most / least, 4.0)
+    grid = sorted({*(least * ratio ** (index / (_POINTS - 1)) for index in range(_POINTS)), *known})
+    shown: list[Series] = []
+    if facts.classes is not None:
+        responses = [(epsilon, belief_after(1 / facts.classes, epsilon)) for epsilon in grid]
+        shown += [*expected(facts, grid), Series("labels right, released one by one", responses, tone=5, dashed=True)]
+    if facts.non_private is not None:
+        shown.append(Series("without privacy", [(end, facts.non_private) for end in (grid[0], grid[-1])], tone=3))
+    if others:
+        shown.append(Series("other results", others, tone=2, line=False))
+    if facts.score is not None:
+        shown.append(Series("this model, measured", [(spent, facts.score)], tone=1, line=False))
+    if sum(len(one.points) for one in shown) < 2:
+        return None
+    low, high = _around([value for one in shown for _, value in one.points])
+    # A model that is worse than the mean of all labels has an R² below 0.
+    named = facts.measure_name
+    y = Axis(named, low if facts.classes is None else max(low, 0.0), min(high, 1.0), percent=facts.classes is not None)
+    x = Axis("ε (smaller is more private)", grid[0], grid[-1], log=True)
+    summary = f"How {named} goes with ε."
+    if facts.score is not None:
+        summary += f" This model: {facts.score_words(facts.score)} at ε = {at_most(spent, 4)}."
+    if facts.non_private is not None:
+        summary += f" Without privacy: {facts.score_words(facts.non_private)}."
+    title = f"{named[:1].upper()}{named[1:]} against epsilon"
+    return Figure(chart(title, summary, x, y, shown), summary)
+
+
+def expected(facts: Facts, grid: Sequence[float]) -> list[Series]:
+    """Return what the recipe did on the data set most like this one, carried over to as many rows and classes.
+
+    Only between results: nothing is drawn beyond the clean labels per class at which it was measured.
+    """
+    recipe, case = BY_KEY.get(facts.story.method), facts.case
+    found = references(case, DEVICE)
+    curve = found[0].curve(recipe) if recipe is not None and found else ()
+    if recipe is None or len(curve) < 2:
+        return []
+    ends = sorted(labels_per_class(recipe, point.case, point.epsilon) for point in curve)
+    low, high = ends[0] * (1 - _ROUNDING), ends[-1] * (1 + _ROUNDING)
+    places = [(epsilon, labels_per_class(recipe, case, epsilon)) for epsilon in grid]
+    inside = [(epsilon, along(curve, worth)[0]) for epsilon, worth in places if low <= worth <= high]
+    points = [(epsilon, accuracy(odds, case.num_classes) / 100) for epsilon, odds in inside]
+    return [Series(f"{recipe.key} on data like {found[0].dataset}", points, tone=4, dashed=True)] if points else []
+
+
+# -- methods ---------------------------------------------------------------------------------------------------------
+
+
+def methods_section(facts: Facts) -> dict[str, Any]:
+    """Return all recipes, what their queries are worth and what is expected of them; other results where given."""
+    beside = [(one.name, one.method, at_most(one.epsilon, 4), facts.score_words(one.score)) for one in facts.beside]
+    head = ["folder", "method", "ε", facts.measure_name]
+    found: dict[str, Any] = {
+        "beside": Table("Other results, measured", head, beside, numbers=(2, 3)) if beside else None,
+        "figure": None,
+        "expected": None,
+    }
+    if facts.choice is None:
+        return found
+    ranking, alike, mine = facts.choice.ranking, facts.choice.alike, facts.story.method
+    known = [one for one in ranking if one.clean_labels > 0]
+    values = [(one.recipe, one.clean_labels, count(one.clean_labels), one.recipe == mine) for one in known]
+    rows = f"{facts.story.rows:,}"
+    summary = f"As many of {rows} labels without noise would teach a linear model what each method learns."
+    image = bars("Methods by what their queries are worth in clean labels", summary, values)
+    found["figure"] = Figure(image, f"Clean labels. {summary}")
+    if alike:
+        caption = f"Expected, with caution, on data like {' and '.join(alike)}; yours may be easier or harder"
+        cells = [
+            (one.recipe, "–" if one.accuracy is None else f"{one.accuracy:.1f}%", one.obstacle or one.evidence)
+            for one in ranking
+        ]
+        found["expected"] = Table(caption, ["method", "accuracy", "rests on"], cells, numbers=(1,))
+    return found
+
+
+# -- trust -----------------------------------------------------------------------------------------------------------
+
+
+def audit_section(facts: Facts) -> dict[str, Any]:
+    """Return the lower bound beside the claim, and whether the audit was of this claim."""
+    found = facts.audit
+    if found is None:
+        return {"figure": None, "same_claim": True}
+    shown = None
+    if math.isfinite(found.epsilon):
+        summary = f"An attack proves ε of at least {found.bound:.3g}; {found.epsilon:.3g} is claimed."
+        values = [
+            ("what an attack proves, at least", found.bound, f"{found.bound:.3g}", found.contradicts),
+            ("what is claimed, at most", found.epsilon, f"{found.epsilon:.3g}", not found.contradicts),
+        ]  # fmt: skip
+        shown = Figure(bars("Audit: lower bound beside the claim", summary, values), summary)
+    same = (
+        math.isclose(found.epsilon, facts.story.epsilon, rel_tol=1e-3)
+        if facts.audited is None
+        else facts.audited == facts.files.get(MODEL)
+    )
+    return {"figure": shown, "same_claim": same}

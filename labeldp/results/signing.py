@@ -166,6 +166,18 @@ class Signature:
     files: Mapping[str, str] = field(hash=False)
     signature: str = ""
 
+    @classmethod
+    def read(cls, path: Path) -> Signature:
+        """Return the signature in a file; raise ValueError, TypeError or LookupError where it holds something else."""
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError("too large")
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        files = fields["files"]
+        texts = (fields["signer"], fields["signed"], fields["signature"], *files, *files.values())
+        if set(fields) != _FIELDS or fields["format"] != FORMAT or not all(isinstance(text, str) for text in texts):
+            raise ValueError("other fields")
+        return cls(fields["signer"], fields["signed"], files, fields["signature"])
+
     @property
     def message(self) -> bytes:
         """What is signed: all of it in one spelling, under a name that no other use of the key has."""
@@ -232,7 +244,7 @@ def check(path: Path | str, signers: Collection[str] = ()) -> Checked:
     if not target.is_file():
         return Checked(None, ("it is not signed, and you want a signer",) if signers else ())
     try:
-        found = _read(target)
+        found = Signature.read(target)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return Checked(None, (f"{target.name} is no signature of this library; restore it from a copy",))
     if not found.holds:
@@ -279,14 +291,3 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read(path: Path) -> Signature:
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError("too large")
-    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    files = fields["files"]
-    texts = (fields["signer"], fields["signed"], fields["signature"], *files, *files.values())
-    if set(fields) != _FIELDS or fields["format"] != FORMAT or not all(isinstance(text, str) for text in texts):
-        raise ValueError("other fields")
-    return Signature(fields["signer"], fields["signed"], files, fields["signature"])

@@ -1,18 +1,26 @@
-"""Check a whole result: hashes, the claim recomputed from its ledger, that all files tell one story, who signed it."""
+"""Check a whole result: hashes, the claim recomputed from its ledger, that all files tell one story, who signed it.
+
+A certificate cannot show that its ledger lists every query of the labels. A budget store can, as far as every query
+went through it: signed by whoever runs the store, its history is a file that a certificate is held against.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Collection, Iterable
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from labeldp.atomic import replacing
 from labeldp.core.certificate import Certificate, describe_artifact, verify
 from labeldp.data import tables
 from labeldp.results import signing
-from labeldp.results.card import Story, promise
+from labeldp.results.card import Story, at_most, promise
 from labeldp.results.folder import (
     CARD,
     CONFIG,
@@ -20,6 +28,7 @@ from labeldp.results.folder import (
     HASHED,
     METRICS,
     MODEL,
+    ArtifactError,
     certificate_in,
     read_config,
     read_metrics,
@@ -27,9 +36,9 @@ from labeldp.results.folder import (
     read_text,
     story_of,
 )
-from labeldp.results.history import history_problems, read_history, spent_in
-from labeldp.results.words import at_most
 
+HISTORY_FORMAT = "labeldp-history/1"
+_MOST_HISTORY = 64 << 20
 # A composed ε is rounded up to a hair above what was requested, at most.
 _SLACK = 1e-6
 
@@ -43,7 +52,7 @@ class Verdict:
         certificate: None where it cannot be read, or the file is the history of a store.
         spent: ε and δ that are claimed; None where they cannot be read.
         signature: None where it is not signed.
-        trusted: whether one of the signers that were asked for has signed it.
+        trusted: whether one of the signers that are required has signed it.
     """
 
     problems: tuple[str, ...]
@@ -135,6 +144,9 @@ def verify_folder(folder: Path) -> tuple[str, ...]:
     return tuple(problems)
 
 
+# -- what the files of a folder say ------------------------------------------------------------------------------------
+
+
 def _files(folder: Path, certificate: Certificate, _story: Story) -> Iterable[str]:
     stated = dict((certificate.release or {}).get("files", {}))
     for name in HASHED:
@@ -206,3 +218,60 @@ CHECKS: dict[str, Check] = {
     "card": _card,
     "metrics": _metrics,
 }
+
+
+# -- the history of a budget store -------------------------------------------------------------------------------------
+
+
+def write_history(path: Path, history: Mapping[str, Any]) -> None:
+    """Write a history, whole or not at all; nothing is overwritten.
+
+    Args:
+        path: the file.
+        history: "store", "dataset" and "charges", as `labeldp budget` prints them.
+    """
+    if os.path.lexists(path) or not path.parent.is_dir():
+        raise ArtifactError(f"{str(path)!r} is there already, or its folder is not; choose another --out")
+    with replacing(path) as draft:
+        draft.write_text(json.dumps({"format": HISTORY_FORMAT, **history}, indent=2) + "\n", encoding="utf-8")
+
+
+def read_history(path: Path) -> dict[str, Any] | None:
+    """Return the history in a file, or None where it holds something else."""
+    try:
+        if path.stat().st_size > _MOST_HISTORY:
+            return None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == HISTORY_FORMAT else None
+
+
+def history_problems(history: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what contradicts itself in a history: charges that are missing, or more than the budget."""
+    try:
+        spent = [_number(charge["epsilon"]) for charge in history["charges"]]
+        numbers = [charge["number"] for charge in history["charges"]]
+        budget, total = _number(history["dataset"]["epsilon"]), _number(history["dataset"]["spent"])
+    except (LookupError, TypeError, ValueError):
+        yield "the history is incomplete; export it again"
+        return
+    if numbers != list(range(1, len(numbers) + 1)) or len(numbers) != history["dataset"].get("charges"):
+        yield "charges are missing from the history, or out of order"
+    if spent != sorted(spent) or not math.isclose(total, spent[-1] if spent else 0.0, rel_tol=1e-9, abs_tol=1e-12):
+        yield "epsilon falls in the course of the history, or does not end at what was spent"
+    if not total <= budget * (1 + 1e-9):
+        yield f"epsilon {total:.6g} was spent of a budget of {budget:.6g}"
+
+
+def spent_in(history: Mapping[str, Any]) -> tuple[float, float]:
+    """Return ε spent, and the δ of the budget."""
+    return _number(history["dataset"]["spent"]), _number(history["dataset"]["delta"])
+
+
+def _number(value: object) -> float:
+    if value == "infinity":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ValueError("not a number ≥ 0")
+    return float(value)

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from labeldp.audit.result import Claim, Guesses, judged
-from labeldp.audit.separate import separate
+from labeldp.audit.bounds import Claim, Guesses, separate
+from labeldp.audit.result import judged
 from labeldp.audit.training import guesses_of
-from labeldp.core import accountant, gaussian
+from labeldp.core import accountant, inverse
 from labeldp.core.events import Gaussian, Query
 
 
 def test_the_figures_about_gaussian_noise_are_right():
     """5,000 canaries at ε = 1, median outcomes: known to be separate, and not."""
-    std = gaussian.analytic_gaussian_std(1.0, 1e-5, 2.0)
+    std = inverse.analytic_gaussian_std(1.0, 1e-5, 2.0)
     queries = (Query(Gaussian(std, 2.0)),)
     claim, rng = Claim(accountant.epsilon(queries, 1e-5), 1e-5, queries), np.random.default_rng(0)
     for noise, apart, together in ((std, 0.4, 0.05), (std / 2, 1.5, 0.3)):

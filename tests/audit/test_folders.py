@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow.csv as pacsv
 import pytest
 
-from labeldp.audit.folders import audit_folder
-from labeldp.audit.training import WitnessVault, by_moments, by_responses
+from labeldp.audit.folders import WitnessVault, audit_folder, by_moments, by_responses
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.data import door
@@ -20,7 +19,7 @@ from labeldp.mechanisms.responses import RandomizedResponse, SetResponse
 from labeldp.mechanisms.values import BinnedResponse
 from labeldp.releases import NoisyLabels
 from labeldp.results.folder import drafting
-from labeldp.results.training import result_of, trained
+from labeldp.results.model import result_of, trained
 from labeldp.results.verify import verify_folder
 from tests.cli.clihelp import HEADER, labeldp, rows, train, write_csv
 from tests.marks import mostly_slow
@@ -161,13 +160,13 @@ def test_no_label_is_read(place, monkeypatch):
 
     for name in ("read", "seal_column", "_class_column", "_number_column"):
         monkeypatch.setattr(door, name, refuse)
-    audit_folder(place / "rr", seed=0)
+    audit_folder(place / "one", seed=0)
 
 
 @pytest.mark.slow
 def test_rows_that_are_no_canaries_have_the_labels_that_the_model_predicts(place, monkeypatch):
     from labeldp.audit import folders
-    from labeldp.results.training import load
+    from labeldp.results.model import load
 
     sealed, honest = [], folders.WitnessVault
 

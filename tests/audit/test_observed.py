@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labeldp.audit.result import Claim
+from labeldp.audit.bounds import Claim
 from labeldp.audit.training import audit_observed
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault

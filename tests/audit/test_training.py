@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from labeldp.audit.result import Claim
-from labeldp.audit.separate import separate
+from labeldp.audit.bounds import Claim, separate
 from labeldp.audit.training import audit_runs, audit_training, guesses_of
 from labeldp.core.events import Gaussian, PureDP, Query
 from labeldp.core.random import SecureRandom

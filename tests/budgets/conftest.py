@@ -14,13 +14,13 @@ def server():
 
 @pytest.fixture
 def database(server):
-    """The address of an empty PostgreSQL database."""
+    """The address of an empty place in a PostgreSQL database: a schema, which is made ten times as fast."""
     import psycopg
 
     name = f"t{secrets.token_hex(6)}"
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return server.replace("/postgres?", f"/{name}?")
+        connection.execute(f"CREATE SCHEMA {name}")
+    return f"{server}&options=-csearch_path%3D{name}"
 
 
 @pytest.fixture(params=["SQLite", "PostgreSQL"])

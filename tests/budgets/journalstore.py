@@ -1,8 +1,10 @@
 """A vault's spending kept in a journal: the smallest `QueryStore`, to test vaults and runs with."""
 
+from collections.abc import Sequence
+
 from labeldp.budgets.journal import Journal
 from labeldp.core.events import Event
-from labeldp.core.ledger import Ledger, Unit
+from labeldp.core.ledger import Charged, Ledger, Unit
 
 
 class JournalStore:
@@ -17,15 +19,19 @@ class JournalStore:
         self.journal = journal
         self._vault: str | None = None
         self._charged: dict[Event, int] = {}
+        self._ledger: Ledger | None = None
 
-    def __call__(self, ledger: Ledger, query_id: str | None = None) -> None:
-        """Charge the journal with what this ledger has more than the last one."""
+    def keep(self, plan: Sequence[Charged], num_rows: int, query_id: str | None) -> None:
+        """Charge the journal with what the ledger has more after this plan."""
+        if query_id is not None and self.holds(query_id):
+            return
+        ledger = (self._ledger or Ledger(num_rows)).charge_plan(plan)
         most = _most(ledger)
         for event, times in most.items():
             more = times - self._charged.get(event, 0)
             if more > 0:
                 self.journal.charge(event, more, note=_note(query_id) if query_id else "", unit=self.journal.unit)
-        self._charged = most
+        self._charged, self._ledger = most, ledger
 
     def serve(self, vault: str, unit: Unit) -> None:
         if unit != self.journal.unit:

@@ -1,22 +1,19 @@
-"""Where the tests of budget stores keep them: a file, or a PostgreSQL server that is started here.
-
-Run as a script it is a crowd of processes: `python storehelp.py WHERE KEY DELTA EPSILON PROCESSES TRIES KILLS`.
-"""
+"""Where the tests of budget stores keep them: a file, or a PostgreSQL server that is started here."""
 
 import contextlib
-import json
 import os
 import pwd
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.processes import CONTEXT
 
 LABELS = [0, 1, 1, 0, 1, 0, 0, 1]
 
@@ -99,8 +96,8 @@ def member(where, key, mechanism, tries, go, notes, delta):
             os.write(notes, b"drawn\n")
 
 
-def main(where, key, delta, epsilon, processes, tries, kills):
-    """All at once try to spend; some are killed at random moments. Prints how many looks were really drawn."""
+def lead(where, key, delta, epsilon, processes, tries, kills, result):
+    """Let all at once try to spend; kill some at random moments. Send how many releases were really drawn."""
     from labeldp.budgets.store import BudgetStore
     from labeldp.core.vault import LabelVault
     from labeldp.mechanisms.counts import GaussianNoise, GroupCounts
@@ -133,17 +130,19 @@ def main(where, key, delta, epsilon, processes, tries, kills):
     with os.fdopen(drawn) as lines:
         count = len(lines.read().splitlines())
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    print(json.dumps({"drawn": count, "codes": codes}))
+    result.send({"drawn": count, "codes": codes})
 
 
 def crowd(where, key, *, epsilon, delta=0.0, processes=100, tries=2, kills=0):
-    """What `main` prints, from a process of its own: tests may have threads, and those do not survive a fork."""
-    numbers = [delta, epsilon, processes, tries, kills]
-    command = [sys.executable, __file__, str(where), key.hex(), *map(str, numbers)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4]), *map(int, sys.argv[5:]))
+    """What `lead` sends, from a process of its own: tests may have threads, and those do not survive a fork."""
+    found, result = CONTEXT.Pipe(duplex=False)
+    given = (str(where), key.hex(), delta, epsilon, processes, tries, kills, result)
+    leader = CONTEXT.Process(target=lead, args=given)
+    leader.start()
+    # The leader has its own end: when it is gone, nothing can be sent any more.
+    result.close()
+    try:
+        return found.recv()
+    finally:
+        leader.join()
+        assert leader.exitcode == 0

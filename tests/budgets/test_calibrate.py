@@ -19,7 +19,8 @@ from labeldp.core.events import (
     Queries,
     Query,
 )
-from labeldp.core.gaussian import AccountingError, analytic_gaussian_std
+from labeldp.core.gaussian import AccountingError
+from labeldp.core.inverse import analytic_gaussian_std
 
 Q = 1024 / 60000
 

@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-import textwrap
+import signal
 
 import pytest
 
@@ -16,6 +14,7 @@ from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.responses import RandomizedResponse
 from tests.budgets.test_store_damage import sql
+from tests.processes import exit_code
 
 KEY = b"a key of the tests, thirty-two b"
 LABELS = [0, 1, 1, 0]
@@ -277,23 +276,18 @@ def test_a_count_put_back_without_its_data_set_is_found_out(tmp_path):
         drawn(tmp_path / "t", store, 5)
 
 
-KILLED = """
-    import os, signal, sys
-    from pathlib import Path
-    from labeldp.budgets.counter import QueryCounter
-    from labeldp.budgets.store import BudgetStore
-    from tests.budgets.test_counter_copies import KEY, RR, TIMES, vault
-
-    store = BudgetStore.open(sys.argv[1], key=KEY)
+def killed(place, tally, when):
+    store = BudgetStore.open(place, key=KEY)
     real = store.begin
+
     def begin(*args):
-        if sys.argv[3] == "after":
+        if when == "after":
             real(*args)
         os.kill(os.getpid(), signal.SIGKILL)
+
     store.begin = begin
-    with QueryCounter(Path(sys.argv[2]), {}) as counter:
+    with QueryCounter(tally, {}) as counter:
         vault(store).lease(RR, TIMES, counter=counter)()
-"""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -301,8 +295,6 @@ def test_killed_between_the_file_and_the_store_one_query_is_lost_and_none_drawn_
     store = BudgetStore.open(tmp_path / "b", key=KEY)
     store.create("visits", LabelVault(LABELS, 2), Budget(1.0))
     drawn(tmp_path / "t", store, 2)
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "b"), str(tmp_path / "t"), when]
-    run = subprocess.run(command, check=False, capture_output=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    assert run.returncode == -9, run.stderr
+    assert exit_code(killed, tmp_path / "b", tmp_path / "t", when) == -signal.SIGKILL
     assert drawn(tmp_path / "t", store, TIMES) == TIMES - 3
     assert store.dataset("visits").begun == TIMES

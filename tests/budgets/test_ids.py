@@ -16,7 +16,8 @@ from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.mechanisms.users import UserResponse, Users, UserVault
+from labeldp.mechanisms.user_responses import UserResponse
+from labeldp.mechanisms.users import Users, UserVault
 from tests.budgets.test_store import FixedCost
 from tests.budgets.test_store_damage import sql
 

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 
 import pytest
@@ -6,6 +5,7 @@ import pytest
 from labeldp.budgets.journal import Journal, JournalError
 from labeldp.core.events import Gaussian, PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError
+from tests.processes import CONTEXT
 
 
 def test_charges_add_up_and_survive_reopening(tmp_path):
@@ -111,10 +111,9 @@ def _try_to_spend(path, wins):
 
 
 def test_processes_at_once_cannot_overspend(tmp_path):
-    context = multiprocessing.get_context("spawn")
     Journal.open(tmp_path / "j", Budget(1.0))
-    wins = context.Queue()
-    processes = [context.Process(target=_try_to_spend, args=(tmp_path / "j", wins)) for _ in range(4)]
+    wins = CONTEXT.Queue()
+    processes = [CONTEXT.Process(target=_try_to_spend, args=(tmp_path / "j", wins)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:

@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeldp.budgets.charges import growth, largest_growth, pack, unpack
 from labeldp.budgets.counter import QueryCounter
 from labeldp.budgets.keys import Key, StoreError
-from labeldp.budgets.store import BudgetStore, UnknownDataSetError
+from labeldp.budgets.store import BudgetStore, UnknownDataSetError, largest_growth
+from labeldp.budgets.tables import pack, unpack
 from labeldp.core.events import Gaussian, PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError, Ledger
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.counts import GaussianNoise, GroupCounts
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.mechanisms.users import UserResponse, Users, UserVault
+from labeldp.mechanisms.user_responses import UserResponse
+from labeldp.mechanisms.users import Users, UserVault
 from labeldp.mechanisms.values import seal_values
 
 KEY = b"a key of the tests, thirty-two b"
@@ -454,17 +455,6 @@ def charged(ledger, plans):
     for event, times, rows in plans:
         ledger = ledger.charge(event, times, None if rows is None else sorted(rows))
     return ledger
-
-
-@given(st.lists(asked, max_size=5), st.lists(asked, max_size=5))
-def test_the_growth_of_a_ledger_leads_to_it(before, more):
-    old = charged(Ledger(5), before)
-    for each in more:
-        new = charged(old, [each])
-        again = old.charge_plan(growth(old, new))
-        for row in range(5):
-            assert history(again, row) == history(new, row)
-        old = new
 
 
 @given(st.lists(asked, max_size=6))

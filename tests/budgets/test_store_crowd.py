@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
@@ -12,7 +9,9 @@ from labeldp.budgets.store import BudgetStore
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.counts import GaussianNoise, GroupCounts
+from labeldp.mechanisms.responses import RandomizedResponse
 from tests.budgets.storehelp import LABELS, crowd
+from tests.processes import CONTEXT, exit_code
 
 KEY = b"a key of the tests, thirty-two b"
 
@@ -65,43 +64,37 @@ def test_processes_killed_at_random_leave_what_they_reserved_charged(crowded, pl
     assert len(crowded.history("crowd")) == charges + 10
 
 
-DIES = """
-    import os, signal, sys
-    from labeldp import LabelVault, RandomizedResponse
-    from labeldp.budgets.store import BudgetStore
-    from tests.budgets.storehelp import LABELS
+class Deadly(RandomizedResponse):
+    def sample(self, labels, rng):
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    class Deadly(RandomizedResponse):
-        def sample(self, labels, rng):
-            os.kill(os.getpid(), signal.SIGKILL)
 
-    store = BudgetStore.open(sys.argv[1], key=bytes.fromhex(sys.argv[2]), create=False)
+def dies(place):
+    store = BudgetStore.open(place, key=KEY, create=False)
     vault = LabelVault(LABELS, 2, store=store.account(LabelVault(LABELS, 2), note="deadly"))
     vault.release(Deadly(1.5, 2))
-"""
 
 
 def test_killed_between_reservation_and_look_it_stays_charged(crowded, place):
-    command = [sys.executable, "-c", textwrap.dedent(DIES), str(place), KEY.hex()]
-    run = subprocess.run(command, check=False, capture_output=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert exit_code(dies, str(place)) == -signal.SIGKILL
     (entry,) = crowded.history("crowd")
     assert (entry.note, entry.epsilon) == ("deadly", 1.5)
     # And the store is as usable as before.
     assert crowd(place, KEY, epsilon=1.0, processes=4, tries=1)["drawn"] == 2
 
 
+def makes(place, go):
+    go.wait()
+    BudgetStore.open(place).create("x", LabelVault([0, 1], 2), Budget(1.0))
+
+
 def test_all_make_one_store_and_one_key(tmp_path):
-    code = textwrap.dedent("""
-        import sys
-        from labeldp import Budget, LabelVault
-        from labeldp.budgets.store import BudgetStore
-        BudgetStore.open(sys.argv[1]).create("x", LabelVault([0, 1], 2), Budget(1.0))
-    """)
-    command = [sys.executable, "-c", code, str(tmp_path / "b.db")]
-    runs = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(6)]
+    go = CONTEXT.Barrier(6)
+    runs = [CONTEXT.Process(target=makes, args=(tmp_path / "b.db", go)) for _ in range(6)]
     for run in runs:
-        assert run.communicate()[1] == b""
-        assert run.returncode == 0
+        run.start()
+    for run in runs:
+        run.join()
+    assert [run.exitcode for run in runs] == [0] * 6
     assert [kept.name for kept in BudgetStore.open(tmp_path / "b.db").datasets()] == ["x"]
     assert {path.name for path in tmp_path.iterdir()} == {"b.db", "b.db.key"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from experiments import choices
 from labeldp.budgets import calibrate
-from labeldp.choosing import measured, predict
+from labeldp.choosing import predict
 from labeldp.choosing.choice import Choice, choose
 from labeldp.core import accountant
 from labeldp.mechanisms.responses import RandomizedResponse
@@ -26,11 +26,11 @@ MEANS = choices.means(LINES)
 VERDICTS = choices.verdicts(MEANS)
 
 
-# --- what a look is worth ------------------------------------------------------------------------------------------
+# --- what a query is worth ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("num_classes", "epsilon"), [(2, 0.3), (10, 1.0), (10, 4.0), (100, 2.5)])
-def test_answers_are_worth_what_their_law_says(num_classes, epsilon):
+def test_responses_are_worth_what_their_channel_says(num_classes, epsilon):
     channel = RandomizedResponse(epsilon, num_classes)
     kept = math.exp(channel.log_likelihood(np.array([0]))[0, 0])
     other = (1 - kept) / (num_classes - 1)
@@ -130,7 +130,7 @@ def test_a_single_row_is_no_reason_to_fail():
 
 
 @pytest.mark.parametrize(("epsilon", "central"), [(0.01, True), (0.1, True), (0.5, True), (4.0, False), (8.0, False)])
-def test_one_sum_below_the_crossing_and_answers_above(epsilon, central):
+def test_one_sum_below_the_crossing_and_responses_above(epsilon, central):
     found = choose(60_000, 10, epsilon, feature_dim=784, device="cuda")
     sums = ("one_shot", "one_shot+linear", "one_shot+student", "rounds", "one_shot_prior")
     assert (found.recipe in sums) == central or (found.recipe == "one_shot_prior")
@@ -160,7 +160,7 @@ def test_without_delta_nothing_gaussian_is_chosen():
 def test_settings_hold_the_exact_noise():
     found = choose(60_000, 10, 0.1, feature_dim=784, device="cpu")
     assert found.recipe == "one_shot+linear"
-    # The noise of one Gaussian look with distance √2, rounded up (43.4865 by an independent table).
+    # The noise of one Gaussian query with distance √2, rounded up (43.4865 by an independent table).
     assert 43.4865 <= found.settings["noise multiplier"] <= 43.4875
 
 
@@ -188,7 +188,7 @@ def test_small_tables_get_a_head_that_is_there_in_seconds(rows, epsilon):
 
 
 def test_networks_on_tables_have_to_be_four_times_as_good():
-    """Many features, a large ε and δ = 0: the moment is worth little and answers nearly all."""
+    """Many features, a large ε and δ = 0: the moment is worth little and responses nearly all."""
     found = choose(100_000, 2, 4.0, 0.0, feature_dim=5000, modality="table")
     worth = {one.recipe: one.clean_labels for one in found.ranking}
     assert worth["forward"] > 4 * worth["one_shot"]
@@ -304,12 +304,12 @@ def test_at_a_measured_point_the_measurement_is_what_is_predicted():
     for mean in MEANS:
         modality, rows, classes, features = choices.CASES[mean.dataset]
         case = Case(rows, classes, features, modality, mean.delta)
-        (reference,) = [r for r in measured.references(case, mean.device) if r.dataset == mean.dataset]
+        (reference,) = [r for r in predict.references(case, mean.device) if r.dataset == mean.dataset]
         recipe = BY_KEY[mean.recipe]
-        where = measured.labels_per_class(recipe, case, mean.epsilon)
-        odds, known = measured.along(reference.curve(recipe), where)
+        where = predict.labels_per_class(recipe, case, mean.epsilon)
+        odds, known = predict.along(reference.curve(recipe), where)
         assert known
-        assert measured.accuracy(odds, classes) == pytest.approx(mean.accuracy, abs=0.05)
+        assert predict.accuracy(odds, classes) == pytest.approx(mean.accuracy, abs=0.05)
 
 
 def test_there_is_something_to_check():
@@ -337,13 +337,12 @@ def results(monkeypatch):
     def pretend(fashion, mnist=None, origin="ours"):
         found = [
             choices.Mean(dataset, "cuda", recipe, epsilon, 1e-5, value, 3, 10.0, origin)
-            for dataset, told in (("fashion_mnist", fashion), ("mnist", mnist or {}))
-            for recipe, curve in told.items()
+            for dataset, curves in (("fashion_mnist", fashion), ("mnist", mnist or {}))
+            for recipe, curve in curves.items()
             for epsilon, value in curve.items()
         ]
         rows = [{name: str(value) for name, value in mean.row().items()} for mean in found]
-        points = tuple(measured.Point.from_row(row) for row in rows)
-        monkeypatch.setattr(measured, "points", lambda: points)
+        points = tuple(predict.Point.from_row(row) for row in rows)
         monkeypatch.setattr(predict, "points", lambda: points)
 
     return pretend
@@ -365,7 +364,7 @@ def test_choices_follow_results(results):
 def test_a_guess_must_be_clearly_ahead_of_a_result(results):
     curve = {0.1: 20.0, 1.0: 60.0, 2.0: 85.0}
     results({"forward": curve})
-    # One sum is worth as much here as answers at ε = 2.
+    # One sum is worth as much here as responses at ε = 2.
     assert chosen(1.0).ranking[0].evidence == "formula"
     highest = chosen(1.0).ranking[0].accuracy
     assert highest > 65

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from labeldp.cli.app import _run
+from labeldp.cli.app import run
 
 SECRET = "very-secret-class"
 CLASSES = f"no,{SECRET}"
@@ -38,7 +38,7 @@ def write_csv(path, lines, header=HEADER, encoding="utf-8"):
 
 def labeldp(*arguments):
     """Run a command here and now: its exit code."""
-    return _run([str(argument) for argument in arguments])
+    return run([str(argument) for argument in arguments])
 
 
 def train(table, out, *more, label="y", classes=CLASSES, epsilon="4", method="one_shot"):

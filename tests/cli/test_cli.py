@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from labeldp.budgets.journal import Journal
-from labeldp.mechanisms.users import UserResponse, UserVault
+from labeldp.mechanisms.user_responses import UserResponse
+from labeldp.mechanisms.users import UserVault
 from tests.commands import in_a_process, labeldp
 
 SECRET = "very-secret-class"
@@ -125,7 +126,7 @@ def privatize(table, *more, out="out.parquet", classes=f"no,{SECRET}", check=Non
 
 
 def test_privatize_then_verify(table):
-    """As a user does: the other tests run the commands in their own process."""
+    """The first as a user runs it, in a new process: the other tests run commands in their own."""
     target = table.parent / "out.parquet"
     given = ["--label", "y", "--classes", f"no,{SECRET}", "--epsilon", "1", "--out", target]
     run = in_a_process("privatize", table, *given, check=0)
@@ -133,7 +134,7 @@ def test_privatize_then_verify(table):
     assert "at most 2.72×" in run.stdout
     assert pq.read_table(target)["x"].to_pylist() == list(range(1000))
     for file in (target, f"{target}.certificate.json"):
-        assert "holds" in in_a_process("verify", file, check=0).stdout
+        assert "holds" in labeldp("verify", file, check=0).stdout
 
 
 def test_quiet_is_quiet_and_json_is_the_certificate(table):

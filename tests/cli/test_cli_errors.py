@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from labeldp.budgets.store import BudgetStore
+from labeldp.cli.app import main
 from labeldp.estimator import spending
 from tests.cli.clihelp import CLASSES, HEADER, SECRET, labeldp, rows, train, write_csv
 
@@ -350,34 +351,60 @@ torch.set_num_threads(1)
 from labeldp.cli.app import main
 main()
 """
+_PAID_BY_A_STORE = (
+    "train", "t.csv", "--label", "y", "--classes", CLASSES, "--epsilon", "4", "--out", "out", "--method", "one_shot",
+    "--store", "budgets.db",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGTERM, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGINT, signal.SIGKILL))]
-)
-def test_an_interrupted_run_leaves_no_folder_and_its_charge(place, how):
-    told = ("--name", "t", "--label", "y", "--classes", CLASSES, "--store", "budgets.db")
-    assert labeldp("budget", "create", "t.csv", *told, "--epsilon", 5, "--delta", 1e-4) == 0
-    before = contents(place)
-    options = ("train", "t.csv", "--label", "y", "--classes", CLASSES, "--epsilon", "4", "--out", "out")
-    command = [sys.executable, "-c", _PAUSED, *options, "--method", "one_shot", "--store", "budgets.db"]
+@pytest.fixture
+def paying(place):
+    """The table with a budget; what lies beside it."""
+    known = ("--name", "t", "--label", "y", "--classes", CLASSES, "--store", "budgets.db")
+    assert labeldp("budget", "create", "t.csv", *known, "--epsilon", 5, "--delta", 1e-4) == 0
+    return contents(place)
+
+
+def check_interrupted(place, before, code, said):
+    assert code == 2
+    kept, interrupted = said.split("\n", 1)
+    assert kept == "What was paid for is kept in '.out.run': give the same command again to go on from there."
+    assert interrupted.strip().startswith("labeldp: interrupted; nothing was written")
+    assert "\n" not in interrupted.strip()
+    now = contents(place).items()
+    unchanged = {name: content for name, content in now if "budgets" not in name and ".out.run" not in name}
+    assert unchanged == {name: content for name, content in before.items() if "budgets" not in name}
+    assert not [name for name in os.listdir(place) if name.endswith(".part")]
+    assert not (place / "out").exists()
+    assert len(BudgetStore.open("budgets.db", create=False).history("t")) == 1
+
+
+def test_a_terminated_run_leaves_no_folder_and_its_charge(place, paying, monkeypatch, capsys):
+    """In this process: the signal comes after the draw."""
+    monkeypatch.setattr("labeldp.recipes.one_shot.fitted", lambda *_: signal.raise_signal(signal.SIGTERM))
+    capsys.readouterr()
+    earlier = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(_PAID_BY_A_STORE)
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    check_interrupted(place, paying, ended.value.code, capsys.readouterr().err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_process_leaves_no_folder_and_its_charge(place, paying, how):
+    command = [sys.executable, "-c", _PAUSED, *_PAID_BY_A_STORE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "asked\n"
         process.send_signal(how)
         _, said = process.communicate()
+    if how != signal.SIGKILL:
+        check_interrupted(place, paying, process.returncode, said)
     assert not (place / "out").exists()
     assert len(BudgetStore.open("budgets.db", create=False).history("t")) == 1
-    if how != signal.SIGKILL:
-        assert process.returncode == 2
-        kept, interrupted = said.split("\n", 1)
-        assert kept == "What was paid for is kept in '.out.run': give the same command again to go on from there."
-        assert interrupted.strip().startswith("labeldp: interrupted; nothing was written")
-        assert "\n" not in interrupted.strip()
-        now = contents(place).items()
-        unchanged = {name: content for name, content in now if "budgets" not in name and ".out.run" not in name}
-        assert unchanged == {name: content for name, content in before.items() if "budgets" not in name}
-        assert not [name for name in os.listdir(place) if name.endswith(".part")]
 
 
 def test_an_unexpected_failure_quotes_nothing(place, monkeypatch, capsys):

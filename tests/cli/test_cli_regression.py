@@ -16,7 +16,7 @@ from labeldp.data.door import _number_column, seal_column
 from labeldp.data.request import TableError
 from labeldp.estimator import spending
 from labeldp.results.card import promise
-from labeldp.results.training import load
+from labeldp.results.model import load
 from labeldp.results.verify import verify_folder
 from tests.cli.clihelp import labeldp, write_csv
 

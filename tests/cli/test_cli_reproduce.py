@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import labeldp
-from experiments import adapters, records, tables
+from experiments import adapters, records, synthetic, tables
 from labeldp.cli import app
-from labeldp.data import synthetic
 from tests import commands
 
 ROOT = Path(tables.__file__).parents[1]
@@ -81,7 +80,7 @@ def labeldp_here(capsys):
     """The command in this process: (exit code, stdout, stderr)."""
 
     def call(*arguments):
-        code = app._run([*map(str, arguments), *([] if "--list" in arguments else ["--device", "cpu"])])
+        code = app.run([*map(str, arguments), *([] if "--list" in arguments else ["--device", "cpu"])])
         return (code, *capsys.readouterr())
 
     return call
@@ -126,7 +125,7 @@ def test_a_finished_table_needs_no_pytorch(folder, labeldp_here):
     only = ("reproduce", TABLE, "--method", "lp-1st", "--epsilon", "2", "--seeds", "1")
     labeldp_here(*only)
     code = "import sys, pathlib, experiments.tables as t; t.FOLDER = pathlib.Path(sys.argv[1]); "
-    code += "from labeldp.cli import app; assert app._run(sys.argv[2:]) == 0; print('torch' in sys.modules)"
+    code += "from labeldp.cli import app; assert app.run(sys.argv[2:]) == 0; print('torch' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code, str(folder), *only], capture_output=True, text=True, check=True, cwd=ROOT
     )
@@ -201,7 +200,7 @@ def test_an_unexpected_failure_quotes_nothing_and_keeps_what_is_done(folder, lab
 
 
 def test_without_pytorch_it_says_what_to_install(tmp_path):
-    code = "import sys; sys.modules['torch'] = None; from labeldp.cli import app; sys.exit(app._run(sys.argv[1:]))"
+    code = "import sys; sys.modules['torch'] = None; from labeldp.cli import app; sys.exit(app.run(sys.argv[1:]))"
     arguments = ["reproduce", "ghazi2021-table1", "--quick", "--out", str(tmp_path / "out.jsonl")]
     found = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
@@ -279,6 +278,6 @@ def test_without_a_checkout_it_says_so(tmp_path):
 
 def test_help_starts_without_pytorch():
     assert "--quick" in commands.labeldp("reproduce", "--help").stdout
-    code = "import sys; from labeldp.cli import app; app._run(['reproduce', '--help']); print('torch' in sys.modules)"
+    code = "import sys; from labeldp.cli import app; app.run(['reproduce', '--help']); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.splitlines()[-1] == "False"

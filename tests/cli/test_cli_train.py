@@ -16,13 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich import progress as rich_progress
 
-from labeldp.cli.train import _spent
 from labeldp.core.certificate import read as read_certificate
 from labeldp.estimator import spending
-from labeldp.estimator.progress import Progress
 from labeldp.recipes.catalogue import keys
 from labeldp.results.card import promise
-from labeldp.results.training import load
+from labeldp.results.model import load
 from labeldp.results.verify import verify_folder
 from tests.cli.clihelp import SECRET, labeldp, rows, train, write_csv
 
@@ -172,21 +170,16 @@ def test_methods_are_those_of_the_estimators():
     assert Method().convert("lp-mst", None, None) == "lp_mst"
 
 
-def test_what_is_shown_as_spent_is_never_too_little():
-    shown = [_spent(Progress("training", "", 0.0, None, spent)) for spent in (None, 0.0, 0.5, 0.684101, 2.0)]
-    assert shown == [None, "0", "0.5", "0.685", "2"]
-
-
 def test_a_terminal_shows_epsilon(place, tmp_path, capsys, monkeypatch):
-    from labeldp.results.words import at_most
+    from labeldp.results.card import at_most
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
     monkeypatch.setattr("rich.progress.Progress.update", _at_once(rich_progress.Progress.update))
-    assert train(place / "t.csv", tmp_path / "model", method="rounds") == 0
+    assert train(place / "t.csv", tmp_path / "model") == 0
     told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     shown = re.findall(r"ε ([\d.]+) of 4", told)
-    # Nothing, then both queries at once: they are one plan, paid for in advance.
+    # Nothing, then the whole: there is one query.
     whole = read_certificate(tmp_path / "model/certificate.json")
     assert list(dict.fromkeys(shown)) == ["0", at_most(whole.epsilon, 3)]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from labeldp.core.accountant import accountant_name, delta, epsilon
+from labeldp.core.accountant import accountant_name, epsilon
 from labeldp.core.events import (
     DiscreteGaussian,
     Event,
@@ -25,8 +25,9 @@ from labeldp.core.events import (
     PureDP,
     Query,
 )
-from labeldp.core.gaussian import AccountingError, gaussian_delta, gaussian_epsilon, gaussian_mu
-from labeldp.core.pld import connect_dots, pld_delta, pld_epsilon
+from labeldp.core.gaussian import AccountingError, gaussian_delta, gaussian_epsilon
+from labeldp.core.inverse import delta, gaussian_mu, pld_delta
+from labeldp.core.pld import connect_dots, pld_epsilon
 
 Q = 1024 / 60000
 

@@ -176,6 +176,36 @@ def test_removing_or_adding_any_field_is_caught(tmp_path):
     assert problems({**fields, "more": 1}, artifact)
 
 
+def objects(value, path=()):
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ([path] if isinstance(value, dict) else [])
+        for key, item in items:
+            yield from objects(item, (*path, key))
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_removing_or_adding_a_field_anywhere_is_caught_with_a_fitting_checksum(tmp_path, second):
+    fields, artifact = certified(tmp_path)
+    if second:
+        ledger = Ledger(9).charge(Gaussian(9.0, 1.0)).charge(PureDP(0.5), rows=[1])
+        fields = make(ledger, 1e-5, release={"epsilon": 0.5}, assumptions=("one",)).about(artifact).to_json()
+    assert problems(with_checksum(fields), artifact) == ()
+    found = list(objects(fields))
+    assert len(found) > 6
+    for path in found:
+        place = fields
+        for key in path:
+            place = place[key]
+        # What a release says of itself is free, but for its epsilon.
+        if path != ("release",):
+            assert problems(with_checksum(put(fields, (*path, "more"), 1)), artifact), path
+        for name in place.keys() - {"checksum"}:
+            less = {key: value for key, value in place.items() if key != name}
+            wrong = put(fields, path, less) if path else less
+            assert path == ("release",) or problems(with_checksum(wrong), artifact), (path, name)
+
+
 # Fields whose change is harmless even when the checksum is made to fit: they carry no claim.
 HARMLESS = {("created",), ("library",), ("artifact", "name")}
 

@@ -146,14 +146,18 @@ def test_discrete_laplace_reference_values(rate, p0, p5, tail10, variance):
     assert abs(np.mean(draws.astype(float) ** 2) / variance - 1) < 6 * math.sqrt(5 / n)
 
 
-def test_discrete_laplace_tail_beyond_the_restart():
-    """Runs of the coin above the last digit: at rate 40 it is all there is."""
+def test_discrete_laplace_tail_beyond_the_restart(monkeypatch):
+    """Runs of the coin above the last digit: at rate 40 it is all there is; here it comes up more often."""
     places, tail = random._binary_places(Fraction(1, 3))
     assert 2 ** len(places) / 3 >= 32 > 2 ** (len(places) - 1) / 3
     low, high = tail(100)
     assert low <= mpmath.exp(-mpmath.mpf(2 ** len(places)) / 3) * mpmath.mpf(2) ** 100 <= high
     assert random._binary_places(Fraction(40))[0] == ()
-    runs = random._run_lengths(SecureRandom(5), exp_digits(Fraction(1, 2)), 10**6, 32)
+    never, often = exp_digits(Fraction(700)), exp_digits(Fraction(1, 2))
+    monkeypatch.setattr(random, "_binary_places", lambda _: ((never, never), often))
+    drawn = random.geometric(SecureRandom(5), Fraction(1), 10**6)
+    runs = drawn // 4
+    assert (drawn == 4 * runs).all()
     assert follows(np.bincount(runs), -np.expm1(-0.5) * np.exp(-0.5 * np.arange(runs.max() + 1)))
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from labeldp.core import accountant
 from labeldp.core import filter as plan_filter
 from labeldp.core.events import DiscreteGaussian, Gaussian, NonPrivate, PoissonGaussian, PureDP, Query
-from labeldp.core.gaussian import gaussian_epsilon, gaussian_mu, gaussian_profile, root
+from labeldp.core.gaussian import gaussian_epsilon, gaussian_profile, root
+from labeldp.core.inverse import gaussian_mu
 from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, check_budget
 
 DELTA = 1e-5

@@ -143,6 +143,16 @@ def test_a_tally_counts_the_looks_it_was_made_for_and_no_others(tmp_path, mechan
     assert box.certificate().epsilon == 0.0
 
 
+@pytest.mark.parametrize(("other", "rows"), [(RandomizedResponse(2.0, 3), None), (RR, [0, 1])])
+def test_what_was_paid_for_under_an_id_pays_for_nothing_else(other, rows):
+    box = vault()
+    box.record(RR, query_id="one")
+    box.record(RR, query_id="one")
+    assert box.certificate().epsilon == 1.0
+    with pytest.raises(ValueError, match="under the id 'one'"):
+        box.record(other, rows, query_id="one")
+
+
 # --- batches ---
 
 

@@ -114,6 +114,27 @@ def test_a_named_plan_is_drawn_once_over_all_processes(tmp_path):
     assert store.epsilon("visits") == paid
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_part_of_a_named_plan_is_drawn_once_over_all_processes(tmp_path, counted):
+    """What a plan's part draws is counted under the plan's id: copies of a folder, moved or not, draw it once."""
+    store = BudgetStore.open(tmp_path / "budgets.db")
+    store.create("visits", vault(), Budget(2.0, DELTA))
+    drawn = 0
+    for number in range(4):
+        part = vault(store=store.account(vault())).plan(QUERIES, query_id="c" * 32).part()
+        try:
+            if counted:
+                with QueryCounter(tmp_path / f"copy-{number}", {}) as counter:
+                    part.lease(RR, 1, counter=counter)()
+            else:
+                part.release(RR)
+            drawn += 1
+        except StoreError:
+            pass
+    assert drawn == 1
+    assert len(store.history("visits")) == 2
+
+
 def test_a_plan_that_was_drawn_is_not_opened_again():
     box = vault()
     plan = box.plan(QUERIES, query_id="b" * 32)

@@ -71,7 +71,7 @@ def test_half_a_unit_is_none(name):
 def test_words_of_one_unit_and_counts_of_another_do_not_mix():
     fields = of_users().to_json()
     fields["claim"] |= {"protects": ONE_LABEL.protects, "neighbours": ONE_LABEL.neighbours}
-    assert "a ledger entry should have the fields" in problems(with_checksum(fields))[0]
+    assert "the field 'rows' is missing" in problems(with_checksum(fields))[0]
 
 
 def test_units_are_told_apart_by_their_words():

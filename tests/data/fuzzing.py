@@ -111,10 +111,10 @@ CONFIGS = st.dictionaries(OPTIONS, VALUES, max_size=6)
 
 def check(run, place, before, made=()):
     """Hold a finished command to what is promised above."""
-    said = run.stdout + run.stderr
-    assert run.returncode in (0, 2), said
-    assert "unexpected" not in said, said
-    assert SECRET not in said
+    printed = run.stdout + run.stderr
+    assert run.returncode in (0, 2), printed
+    assert "unexpected" not in printed, printed
+    assert SECRET not in printed
     after = {path.name for path in place.iterdir()}
     assert after == (before | set(made) if run.returncode == 0 else before), after - before
     if run.returncode == 2:
@@ -127,13 +127,13 @@ def fuzz_table(kind, content, options):
         place = Path(folder)
         (place / f"t{kind}").write_bytes(content)
         before = {f"t{kind}"}
-        asked = ("--label", "y", "--classes", "no,yes", *options)
+        options_given = ("--label", "y", "--classes", "no,yes", *options)
         out = ("--epsilon", 1, "--out", "out", "--dry-run", "--json")
-        check(labeldp("train", f"t{kind}", *asked, *out, cwd=place), place, before)
-        check(labeldp("plan", f"t{kind}", *asked, "--epsilon", 1, "--json", cwd=place), place, before)
+        check(labeldp("train", f"t{kind}", *options_given, *out, cwd=place), place, before)
+        check(labeldp("plan", f"t{kind}", *options_given, "--epsilon", 1, "--json", cwd=place), place, before)
         written = (f"out{kind}", f"out{kind}.certificate.json")
         out = ("--epsilon", 1, "--out", f"out{kind}", "--quiet")
-        run = labeldp("privatize", f"t{kind}", *asked, *out, cwd=place)
+        run = labeldp("privatize", f"t{kind}", *options_given, *out, cwd=place)
         check(run, place, before, written)
         for name in written if run.returncode == 0 else ():
             assert SECRET.encode() not in (place / name).read_bytes().replace(content, b"")
@@ -149,9 +149,9 @@ def fuzz_config(command, options):
         (place / "run.toml").write_text(tomli_w.dumps({command: options}))
         fixed = ("t.csv", "--out", "out.csv", *(("--dry-run",) if command == "train" else ()))
         run = labeldp(command, *fixed, "--config", "run.toml", cwd=place)
-        said = run.stdout + run.stderr
-        assert run.returncode in (0, 2), said
-        assert "unexpected" not in said, said
+        printed = run.stdout + run.stderr
+        assert run.returncode in (0, 2), printed
+        assert "unexpected" not in printed, printed
         if run.returncode == 2:
             left = {path.name for path in place.iterdir()} - {"t.csv", "run.toml"}
             assert not {name for name in left if name.startswith(("out", ".out"))}, left

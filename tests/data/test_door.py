@@ -7,6 +7,7 @@ import io
 import os
 import pathlib
 import shutil
+import traceback
 
 import numpy as np
 import pyarrow.csv as pacsv
@@ -18,9 +19,9 @@ from labeldp.core.events import NonPrivate
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.data import door
+from labeldp.data import csv
 from labeldp.data.door import OpenLabels, read, seal_classes, seal_column, seal_numbers
-from labeldp.data.request import TableError
+from labeldp.data.request import TableError, refusing
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import ValueVault, seal_values
@@ -83,15 +84,14 @@ def test_a_csv_file_is_read_twice_once_for_each_side(table, monkeypatch):
         monkeypatch.setattr(module, "open", counting)
     monkeypatch.setattr(pathlib.io, "open", counting, raising=False)
     monkeypatch.setattr(pacsv, "read_csv", whole)
-    # The header is shorter than the buffer it is read through, so each look at it would count as a pass here.
-    monkeypatch.setattr(door.csv, "read_header", _only_the_header(opened))
-    monkeypatch.setattr("labeldp.data.columns.read_header", _only_the_header(opened))
+    # The header is shorter than the buffer it is read through, so each reading of it would count as a pass here.
+    monkeypatch.setattr(csv, "read_header", _only_the_header(opened))
     read(table / "t.csv", "diagnosis", CLASSES)
     assert sum(passes) == pytest.approx(2.0, abs=0.1)
 
 
 def _only_the_header(opened):
-    honest = door.csv.read_header
+    honest = csv.read_header
 
     def header(file, delimiter):
         with opened(file.name, "rb") as quiet:
@@ -200,3 +200,17 @@ def test_no_frame_of_a_refusal_holds_labels(table):
     while frame is not None:
         assert not any(isinstance(value, np.ndarray) for value in frame.tb_frame.f_locals.values())
         frame = frame.tb_next
+
+
+def test_a_refusal_leads_back_to_no_frame_that_held_labels():
+    @refusing
+    def leaky(labels):
+        try:
+            raise KeyError(labels[0])
+        except KeyError:
+            raise TableError("refused") from None
+
+    with pytest.raises(TableError, match="refused") as caught:
+        leaky(["secret"])
+    assert caught.value.__context__ is None
+    assert [frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.value.__traceback__)][1:] == ["refuse"]

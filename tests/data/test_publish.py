@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from labeldp import atomic
 from labeldp.core.certificate import certify, read, verify
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Ledger
 from labeldp.core.random import SecureRandom
-from labeldp.data import tables
 from labeldp.data.request import TableError
 from labeldp.data.tables import certificate_path, publishing
 
@@ -108,7 +108,7 @@ def test_disk_errors_become_sentences(tmp_path, code, words):
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError(errno.EIO, "")])
 def test_an_interrupt_while_publishing_leaves_nothing(tmp_path, monkeypatch, at, stop):
     calls = []
-    real_link, real_flush = os.link, tables.flush
+    real_link, real_flush = os.link, atomic.flush
 
     def link(path, final):
         calls.append(final)
@@ -124,7 +124,7 @@ def test_an_interrupt_while_publishing_leaves_nothing(tmp_path, monkeypatch, at,
         real_flush(path)
 
     monkeypatch.setattr(os, "link", link)
-    monkeypatch.setattr(tables, "flush", flush)
+    monkeypatch.setattr(atomic, "flush", flush)
     with pytest.raises((KeyboardInterrupt, TableError)):
         write(tmp_path / "out.csv")
     assert names(tmp_path) == []

@@ -86,19 +86,17 @@ def test_the_recipes_page_names_every_recipe():
 
 
 def test_names_on_the_page_about_users_exist():
-    from labeldp.mechanisms import users as responses
-    from labeldp.mechanisms.gradients import users as gradients
+    import labeldp
     from labeldp.recipes import attribution, labeldp_pro, per_row
 
     page = text("users")
     for module, names in (
-        (responses, ("UserResponse", "cap_rows")),
-        (gradients, ("UserGradientSum",)),
+        (labeldp, ("UserResponse", "UserVault", "cap_rows", "UserGradientSum")),
         (per_row, ("rr", "forward", "debiased")),
         (labeldp_pro, ("train",)),
         (attribution, ()),
     ):
-        assert module in (responses, gradients) or module.__name__.rsplit(".", 1)[-1] in page
+        assert module.__name__.rsplit(".", 1)[-1] in page
         assert [name for name in names if name not in page or not hasattr(module, name)] == []
 
 

@@ -6,7 +6,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from labeldp.estimator import base, classifier, inputs
+from labeldp.data.columns import comes_in_parts
+from labeldp.estimator import base, classifier
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.recipes import one_shot
 from tests.estimator.helpers import CLASSES
@@ -34,9 +35,9 @@ def test_a_table_of_many_rows_is_learnt_in_parts(small, kind):
     data, y = made(4000)
     # Text of pandas' own type: a column of objects could hold anything.
     x = FRAMES[kind](data) if kind != "pandas" else pd.DataFrame(data).astype({"kind": "string"})
-    told = []
-    model = fitted(x, y, report=told.append)
-    assert any("made as they are needed" in one.detail for one in told)
+    reports = []
+    model = fitted(x, y, report=reports.append)
+    assert any("made as they are needed" in one.detail for one in reports)
     assert (model.predict(x) == y).mean() > 0.88
     assert model.certificate_.epsilon <= 3.0
     assert model.n_features_in_ == 4
@@ -68,14 +69,14 @@ def test_what_fits_is_not_sampled(small, monkeypatch):
     for module in (base, one_shot):
         monkeypatch.setattr(module, "MOST_CELLS", 1 << 28)
     data, y = made(3000)
-    told = []
-    fitted(pa.table(data), y, report=told.append)
-    assert not any("made as they are needed" in one.detail for one in told)
+    reports = []
+    fitted(pa.table(data), y, report=reports.append)
+    assert not any("made as they are needed" in one.detail for one in reports)
 
 
 def test_only_columns_whose_type_does_not_hang_on_their_values_come_in_parts():
-    assert inputs.comes_in_parts(pa.table({"a": [1, 2]}))
-    assert inputs.comes_in_parts(np.zeros((2, 2)))
-    assert not inputs.comes_in_parts(np.array([["a", 1]], dtype=object))
-    assert not inputs.comes_in_parts(pd.DataFrame({"a": np.array(["a", 1], dtype=object)}))
-    assert not inputs.comes_in_parts([[1.0]])
+    assert comes_in_parts(pa.table({"a": [1, 2]}))
+    assert comes_in_parts(np.zeros((2, 2)))
+    assert not comes_in_parts(np.array([["a", 1]], dtype=object))
+    assert not comes_in_parts(pd.DataFrame({"a": np.array(["a", 1], dtype=object)}))
+    assert not comes_in_parts([[1.0]])

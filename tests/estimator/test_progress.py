@@ -1,4 +1,4 @@
-"""What is told during a fit: ε as the ledger has it, and curves of what was released."""
+"""What is reported during a fit: ε as the ledger has it, and curves of what was released."""
 
 import math
 
@@ -11,11 +11,13 @@ from labeldp.data.columns import Column
 from labeldp.data.door import PrivateData
 from labeldp.estimator import spending
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.estimator.progress import Progress, Recorder, Teller
+from labeldp.estimator.progress import Recorder, Reporter
 from labeldp.estimator.regressor import LabelDPRegressor
+from labeldp.learning.progress import Progress
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes.catalogue import RECIPES
-from labeldp.results.training import metrics_of, trained
+from labeldp.results.measure import metrics_of
+from labeldp.results.model import trained
 from tests.marks import mostly_slow
 
 pytest.importorskip("torch")
@@ -28,10 +30,10 @@ Y = (X[:, 0] > 0).astype(int)
 
 
 def fitted(method, labels=Y):
-    """What a fit told, and its certificate."""
-    told = []
-    model = LabelDPClassifier(2.0, 1e-6, method, classes=[0, 1], random_state=0, report=told.append).fit(X, labels)
-    return told, model.certificate_
+    """What a fit reports, and its certificate."""
+    reports = []
+    model = LabelDPClassifier(2.0, 1e-6, method, classes=[0, 1], random_state=0, report=reports.append).fit(X, labels)
+    return reports, model.certificate_
 
 
 # One of each kind: a moment, responses, gradients, rounds.
@@ -42,12 +44,12 @@ METHODS = [recipe.key for recipe in RECIPES if recipe.classes and recipe.loop ==
 
 @pytest.mark.parametrize("method", mostly_slow(sorted(METHODS, key=lambda name: name not in KINDS), quick=len(KINDS)))
 def test_every_method_says_what_it_has_spent(method):
-    told, certificate = fitted(method)
-    spent = [one.epsilon for one in told if one.epsilon is not None]
+    reports, certificate = fitted(method)
+    spent = [one.epsilon for one in reports if one.epsilon is not None]
     assert spent == sorted(spent)
     assert spent[-1] == certificate.epsilon
-    # It is said before the end, too, and not only at the end.
-    during = [one.epsilon for one in told if one.phase in ("query", "head", "training")]
+    # It is reported before the end, too, and not only at the end.
+    during = [one.epsilon for one in reports if one.phase in ("query", "head", "training")]
     assert during
     assert None not in during
     assert during[-1] == pytest.approx(certificate.epsilon, rel=1e-3)
@@ -57,47 +59,45 @@ def test_every_method_says_what_it_has_spent(method):
 def test_numbers_say_it_too():
     for method in ("one_shot", "binned_regression"):
         spending.MEMORY.forget()
-        told = []
-        model = LabelDPRegressor(2.0, (-2, 2), 1e-6, method, random_state=0, report=told.append).fit(X, X[:, 0])
-        assert told[-2].epsilon == pytest.approx(model.certificate_.epsilon, rel=1e-9)
+        reports = []
+        model = LabelDPRegressor(2.0, (-2, 2), 1e-6, method, random_state=0, report=reports.append).fit(X, X[:, 0])
+        assert reports[-2].epsilon == pytest.approx(model.certificate_.epsilon, rel=1e-9)
 
 
 def test_descent_shows_epsilon_as_it_grows():
-    told, certificate = fitted("dp_sgd")
-    steps = [one for one in told if one.step is not None]
+    reports, certificate = fitted("dp_sgd")
+    steps = [one for one in reports if one.step is not None]
     assert len(steps) >= 3
     spent = [one.epsilon for one in steps]
     assert spent == sorted(set(spent))
     assert spent[0] < 0.8 * certificate.epsilon
 
 
-def test_epsilon_is_reckoned_when_the_ledger_changes_and_at_no_delta_where_none_is_needed(monkeypatch):
+def test_epsilon_is_computed_when_the_ledger_changes_and_at_no_delta_where_none_is_needed(monkeypatch):
     from labeldp.estimator import progress
 
-    asked, honest = [], progress.worst_epsilon
-    monkeypatch.setattr(progress, "worst_epsilon", lambda *given: asked.append(given) or honest(*given))
-    told = []
-    tell, vault = Teller(told.append), LabelVault(Y, 2)
-    tell.say("features", "")
-    tell.watch(vault, 1e-6)
-    tell.say("choice", "")
+    computed, honest = [], progress.worst_epsilon
+    monkeypatch.setattr(progress, "worst_epsilon", lambda *given: computed.append(given) or honest(*given))
+    reports = []
+    vault = LabelVault(Y, 2)
+    reporter = Reporter(reports.append, vault, 1e-6, 0.0)
+    for phase in ("features", "choice"):
+        reporter.phase(phase, "")
     vault.release(RandomizedResponse(1.0, 2))
     for _ in range(3):
-        tell.say("training", "")
-    assert [one.epsilon for one in told] == [None, 0.0, 1.0, 1.0, 1.0]
-    assert [one.queries for one in told] == [None, 0, 1, 1, 1]
-    assert len(asked) == 2
+        reporter.phase("training", "")
+    assert [one.epsilon for one in reports] == [0.0, 0.0, 1.0, 1.0, 1.0]
+    assert [one.queries for one in reports] == [0, 0, 1, 1, 1]
+    assert len(computed) == 2
     vault._charge([(Gaussian(4.0, 1.0), 1, None)])
-    tell.say("training", "")
-    assert told[-1].queries == 2
-    assert math.isfinite(told[-1].epsilon)
-    assert told[-1].epsilon == honest(vault.ledger.groups(), 1e-6)
+    reporter.phase("training", "")
+    assert reports[-1].queries == 2
+    assert math.isfinite(reports[-1].epsilon)
+    assert reports[-1].epsilon == honest(vault.ledger.groups(), 1e-6)
 
 
-def test_nobody_is_told_and_nothing_is_reckoned():
-    tell = Teller(None)
-    tell.watch(LabelVault(Y, 2), 0.0)
-    tell.say("training", "")
+def test_without_a_reader_nothing_is_computed():
+    Reporter(None, LabelVault(Y, 2), 0.0, 0.0).phase("training", "")
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------

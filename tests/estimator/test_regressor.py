@@ -98,11 +98,11 @@ def test_text_is_refused_without_quoting_it():
     assert "secret" not in str(refusal.value)
 
 
-# -- the look ---------------------------------------------------------------------------------------------------------
+# -- the moment ------------------------------------------------------------------------------------------------
 
 
 def test_two_sides_have_the_moment_of_the_numbers_and_the_noise_of_two_classes():
-    """Mean over looks: Σ v·φ to five deviations of what rounding and noise leave."""
+    """Mean over releases: Σ v·φ to five deviations of what rounding and noise leave."""
     rng = np.random.default_rng(0)
     values, rows = rng.uniform(-1, 1, 400), rng.normal(size=(400, 2))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

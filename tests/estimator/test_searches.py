@@ -84,6 +84,7 @@ def test_failures_that_count_as_nan_end_in_the_same_words(search):
         SEARCHES[search](classifier())
 
 
+@pytest.mark.slow
 def test_a_search_in_other_processes_is_refused():
     with pytest.raises(UnpaidSearchError, match=SELECT):
         SEARCHES["scores"](classifier(), scoring="accuracy", n_jobs=2, **RAISING)

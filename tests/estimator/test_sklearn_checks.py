@@ -30,7 +30,7 @@ def expected(estimator):
     return dict.fromkeys(COMPARES_TWO_FITS, NOISE) | dict.fromkeys(SCORES_PLAIN_LABELS, OPEN)
 
 
-# The checks declare no classes, so the classifier is told that those which occur are public.
+# The checks declare no classes, so the classifier is given that those which occur are public.
 ESTIMATORS = [
     LabelDPClassifier(epsilon=20.0, method="one_shot", classes="observed"),
     LabelDPRegressor(epsilon=30.0, bounds=(-4.0, 4.0), method="binned_regression"),

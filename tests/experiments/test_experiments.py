@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import adapters, records, report, run
+from experiments import adapters, records, report, run, synthetic
 from experiments.settings import Run, expanded, first_seeds, groups, quickened, runs
-from labeldp.data import benchmarks, files, synthetic
+from labeldp.data import benchmarks, files
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes.catalogue import keys
 

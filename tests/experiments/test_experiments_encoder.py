@@ -15,7 +15,7 @@ from torch import nn
 
 from experiments import encoder
 from labeldp.core.vault import LabelVault
-from labeldp.data import splits
+from labeldp.data import benchmarks
 
 
 def small_network(channels: int) -> nn.Module:
@@ -37,8 +37,8 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return images, labels
 
     (train, labels), (test, test_labels) = pictures(256), pictures(100)
-    found = splits.Benchmark(
-        "made-up", train, LabelVault(labels, 4), test, splits.OpenLabels(test_labels), 4, ("a", "b", "c", "d")
+    found = benchmarks.Benchmark(
+        "made-up", train, LabelVault(labels, 4), test, benchmarks.OpenLabels(test_labels), 4, ("a", "b", "c", "d")
     )
     monkeypatch.setattr(encoder, "network", small_network)
     monkeypatch.setattr(encoder.benchmarks, "load", lambda name: found)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import kept_labels, private_labels
+from experiments import kept_labels, private_labels, synthetic
 from experiments.posteriors import posteriors
-from labeldp.data import synthetic
 from labeldp.features.encoders import Encoder, save_encoder
 from labeldp.learning.teachers import one_shot_teachers
 from labeldp.models.zoo import resnet18_v2

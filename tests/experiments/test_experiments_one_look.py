@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import adapters, public_features, records, run
+from experiments import adapters, networks, public_features, records, run, synthetic
 from experiments.settings import Run, runs
-from labeldp.data import synthetic
 from labeldp.features.encoders import Encoder, save_encoder
 from labeldp.models.zoo import resnet18_v2
 from tests.marks import mostly_slow
@@ -131,7 +130,7 @@ def test_the_settings_file_can_be_run():
     assert len({one.name for one in found}) == len(found)
     for one in found:
         adapters.check_settings(one)
-        assert one.settings["model"] in adapters.MODELS
+        assert one.settings["model"] in networks.MODELS
         assert one.settings["features"].keys() <= {"patches", "encoder", "dims", "graph", "crops"}
     with pytest.raises(ValueError, match="sharse"):
         adapters.check_settings(replace(found[0], settings={**found[0].settings, "sharse": 1}))

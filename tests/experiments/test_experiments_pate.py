@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import adapters, public_features, records, run
+from experiments import adapters, public_features, records, run, synthetic
 from experiments.settings import Run, runs
-from labeldp.data import synthetic
 from labeldp.recipes import pate, per_row
 from tests.marks import mostly_slow
 

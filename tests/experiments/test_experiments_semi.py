@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import adapters, kept_labels, kept_studies, public_features, records, run, semi
+from experiments import adapters, kept_labels, kept_studies, networks, public_features, records, run, semi, synthetic
 from experiments.settings import Run, runs
-from labeldp.data import synthetic
+from labeldp.features.cache import read_tensors
 from tests.marks import mostly_slow
 
 SETTINGS = Path(adapters.__file__).parent / "semisupervised.toml"
@@ -34,6 +34,9 @@ CLUSTERS = {
 }  # fmt: skip
 # The same with the look's own epsilon.
 STUDIED_AFTER = {name: value for name, value in {**STUDIED, "first": 0.5}.items() if name != "share"}
+
+
+CONSENSUS = {"model": "small_inception", "epochs": 1, "learning_rate": 0.02, "mixup": 0.2, "cutout": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +67,7 @@ def _nothing_kept(monkeypatch):
             {**COMMON, **HEAD, **STUDIED, "linear": True},
             {**COMMON, **HEAD, **STUDIED},
             {**COMMON, **HEAD, **STUDIED_AFTER, "mirrored": True},
+            {**COMMON, **HEAD, **STUDIED_AFTER, "consensus": CONSENSUS, "recorded": True},
             {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
             {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
             {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
@@ -117,7 +121,7 @@ def test_an_unknown_objective_is_refused():
         run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
 
 
-@pytest.mark.parametrize("part", ["student", "study"])
+@pytest.mark.parametrize("part", ["student", "study", "consensus"])
 def test_a_misspelt_setting_of_a_part_is_refused(part):
     settings = {**COMMON, **HEAD, **STUDIED, part: {"epoch": 1}}
     with pytest.raises(ValueError, match=rf"{part} has settings .* does not read: \['epoch'\]"):
@@ -179,6 +183,44 @@ def test_the_runner_hands_on_what_is_kept(tmp_path):
     assert [line["study"]["shared"] for line in lines] == [False, True]
 
 
+@pytest.mark.slow
+def test_a_run_that_failed_goes_on_and_both_networks_are_kept(tmp_path, monkeypatch):
+    """Killed in its last training: neither look, answers, student nor first network are made again."""
+    settings = {**COMMON, **HEAD, **STUDIED_AFTER, "shares": [1.0], "consensus": CONSENSUS, "mirrored": True}
+    one = Run("tiny", "semi", 4.0, 1, settings)
+
+    def failing(*_):
+        raise ArithmeticError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(networks, "MODELS", {**networks.MODELS, "small_inception": failing})
+        with pytest.raises(ArithmeticError):
+            run.run_one(one, "cpu", kept=tmp_path)
+    (place,) = tmp_path.iterdir()
+    (own,) = place.glob("run-*")
+    releases = {name: (own / name).read_bytes() for name in ("moment.npz", "answers-1.npz")}
+    told = []
+
+    def spied(folder, *rest):
+        assert releases == {name: (own / name).read_bytes() for name in releases}
+        return keep(folder, *rest)
+
+    keep = networks.keep
+    monkeypatch.setattr(networks, "keep", spied)
+    line = run.run_one(one, "cpu", tell=told.append, kept=tmp_path)
+    assert records.check(line) == []
+    assert len(told) == 1
+    assert line["study"]["shared"]
+    assert set(line["networks"]) == {"student", "first", "second"}
+    assert not list(own.glob("*.safetensors"))
+    assert releases == {name: (own / name).read_bytes() for name in releases}
+    rows = len(run.data(synthetic.NAME, "cpu")[0])
+    for name in line["networks"]:
+        scores = read_tensors(place / "networks" / f"semi-epsilon-4-seed-1-{name}.logits.safetensors")
+        assert (scores["train"].dtype, scores["train"].shape[0], len(scores["test"])) == (torch.float16, rows, 50)
+        assert (place / "networks" / f"semi-epsilon-4-seed-1-{name}.weights.safetensors").exists()
+
+
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     words = [str(SETTINGS), "--out", str(tmp_path / "out.jsonl"), "--kept", str(tmp_path / "file")]
@@ -203,7 +245,7 @@ def test_rows_get_the_majority_label_of_their_cluster():
 
 def use_study(folder, value, began, failing=False, notes=None):
     """Study by filling a weight with the value; the weight of the network that comes back, this run's or another's."""
-    with kept_studies.study(folder, "same", {} if notes is None else notes) as mine:
+    with kept_studies.study(folder, "same", value, {} if notes is None else notes) as mine:
         for name in ("plan.npz", "moment.npz"):
             (mine.folder / name).write_text(str(value))
 

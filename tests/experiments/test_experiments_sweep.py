@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from experiments.run import _print
 from experiments.settings import Run
 from experiments.sweep import News, sweep
 
@@ -59,3 +60,12 @@ def test_a_failure_in_another_process_is_one_sentence_without_labels(train, said
 
 def test_no_runs_are_no_work():
     sweep([], breaks, jobs=3, tell=lambda news: pytest.fail("news of nothing"))
+
+
+def test_every_so_many_epochs_are_printed(capsys):
+    one = Run("group", "method", 1.0, 1, {"epochs": 3})
+    for epoch in range(4):
+        _print(News(one, epoch=epoch, loss=0.5), every=2)
+    assert capsys.readouterr().out.count("epoch 2, loss 0.5000") == 1
+    _print(News(one, epoch=2, loss=0.5), every=0)
+    assert not capsys.readouterr().out

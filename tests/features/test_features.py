@@ -149,9 +149,13 @@ def test_keys_are_equal_only_for_equal_things(first, second):
     assert (content_key(*first) == content_key(*second)) == (plain(first) == plain(second))
 
 
-def test_a_key_is_the_same_in_another_process_and_for_any_layout():
+def test_a_key_is_the_same_for_any_layout():
     table = np.arange(12.0).reshape(3, 4)
     assert content_key(table.T) == content_key(torch.from_numpy(table).T.contiguous())
+
+
+@pytest.mark.slow
+def test_a_key_is_the_same_in_another_process():
     code = "import numpy as np; from labeldp.features.cache import content_key; print(content_key('a', np.arange(5)))"
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

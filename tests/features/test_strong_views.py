@@ -207,3 +207,12 @@ def test_scaled_views_change_pixels():
 def test_refuses_wrong_settings(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         augment.random_changes(**settings)
+
+
+@pytest.mark.parametrize(
+    "view", [augment.weak_view(), augment.strong_view(cut=4), augment.learned_view()], ids=["weak", "strong", "learned"]
+)
+def test_views_lay_channels_last(view):
+    """As convolutions on a GPU want them: a view that laid them first would be turned round in every step."""
+    images = torch.rand(8, 3, 12, 12).contiguous(memory_format=torch.channels_last)
+    assert view(images, torch.Generator().manual_seed(0)).is_contiguous(memory_format=torch.channels_last)

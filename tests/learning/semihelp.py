@@ -77,4 +77,4 @@ def one_batch(rows: Tensor, step: int = 0, steps: int = 1) -> Batch:
 
 def loss_of(seen: dict[str, Any], rows: Tensor, **place: int) -> Tensor:
     """The loss of one batch, by what `minimise` was given."""
-    return seen["loss"](one_batch(rows, **place))
+    return seen["loss"](*seen["arguments"](one_batch(rows, **place)))

@@ -13,7 +13,6 @@ from torch import Generator
 
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.data.storage import load_moments, load_note, save_moments
 from labeldp.features.extract import gram_of
 from labeldp.learning.evidence import evidence
 from labeldp.learning.heads import (
@@ -29,7 +28,6 @@ from labeldp.learning.heads import (
 )
 from labeldp.learning.tuning import class_sums, compare_heads, mock_release
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.releases import NoisyMoments
 
 
 def drawn_labels(scores, seed=0):
@@ -168,14 +166,3 @@ def test_drawn_labels_foretell_the_accuracy():
     head = ridge_head(noisy, x, gram_of(x)).to(x)
     fresh = drawn_labels(x @ weight.T, seed=77)
     assert expected == pytest.approx(float(((x @ head.T).argmax(dim=1) == fresh).double().mean()), abs=0.02)
-
-
-def test_moments_survive_the_disk(tmp_path):
-    noisy = NoisyMoments(np.arange(6.0).reshape(2, 3), np.arange(3.0), 9, "discrete Gaussian", 0.1 + 0.2, 1.5, 2, 1)
-    save_moments(tmp_path / "m.npz", noisy, {"why": "test"})
-    again = load_moments(tmp_path / "m.npz")
-    assert np.array_equal(again.value, noisy.value)
-    assert np.array_equal(again.total, noisy.total)
-    names = [name for name in noisy.__dataclass_fields__ if name not in {"value", "total"}]
-    assert all(getattr(again, name) == getattr(noisy, name) for name in names)
-    assert load_note(tmp_path / "m.npz") == {"why": "test"}

@@ -29,7 +29,9 @@ class Elsewhere:
 def elsewhere(monkeypatch):
     """The path of devices, on this processor."""
     to = torch.Tensor.to
-    monkeypatch.setattr(torch.Tensor, "to", lambda t, where: t if isinstance(where, Elsewhere) else to(t, where))
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda t, where, **how: t if isinstance(where, Elsewhere) else to(t, where, **how)
+    )
     return Elsewhere()
 
 

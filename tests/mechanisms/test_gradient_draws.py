@@ -17,6 +17,7 @@ from labeldp.mechanisms.gradients.per_example import gradients
 from labeldp.mechanisms.gradients.sums import GradientSum, NormBound
 from labeldp.releases import NoisyGradient
 from labeldp.testing import ContractError, check_mechanism
+from tests.marks import mostly_slow
 from tests.mechanisms.frequencies import follows
 
 ROWS, RATE = 1000, 0.25
@@ -163,7 +164,7 @@ def small(kind, **settings):
     return kind(model, FEATURES, NormBound(0.5), **{"noise_std": 1.0, **settings})
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("rate", mostly_slow([0.5, 1.0]))
 def test_the_mechanism_keeps_the_contract(rate):
     check_mechanism(small(GradientSum, rate=rate), OURS, THEIRS, 2, statistic=along, draws=1000)
 

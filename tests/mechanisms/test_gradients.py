@@ -13,9 +13,10 @@ from labeldp.core.certificate import parse
 from labeldp.core.events import Gaussian, PoissonGaussian
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault, MechanismError
-from labeldp.mechanisms.gradients.layers import cross_entropy, own_generator, summation_error
+from labeldp.mechanisms.gradients.layers import cross_entropy, own_generator
 from labeldp.mechanisms.gradients.per_example import clipped_sum, load_parameter_vector, parameter_vector
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound, poisson_batch
+from labeldp.mechanisms.gradients.terms import summation_error
 from labeldp.models.zoo import cifar_cnn, mnist_cnn, tabular_mlp, wide_resnet
 
 ROWS, CLASSES = 40, 3

@@ -1,4 +1,4 @@
-"""The moment on made-up labels: exact sums, exact bounds, the law of the noise, and what each look is said to cost."""
+"""The moment on made-up labels: exact sums and bounds, the distribution of the noise, and what a query costs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from labeldp.core.events import DiscreteGaussian, Gaussian, GridGaussian, PureDP
 from labeldp.core.ledger import Budget
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.common import grid_std
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.moments import GridSum, Moments, RowChunks
 from labeldp.testing import ContractError, check_mechanism
@@ -240,12 +241,9 @@ def no_rows(width):
 class TwoPercentLow(Moments):
     """Planted bug."""
 
-    def _std(self, noise):
-        return 0.98 * super()._std(noise)
-
-    @property
-    def noise_std(self):
-        return super().noise_std / 0.98
+    def _noisy(self, exact, rng):
+        low = Moments(self.chunks, 2, GaussianNoise(0.98 * self.noise.std), self.radius, exact=self.exact)
+        return low._noisy(exact, rng)
 
 
 def in_bins(draws):
@@ -331,7 +329,8 @@ def test_without_the_four_the_lemma_would_be_wrong():
 @settings(max_examples=60)
 def test_the_deviation_drawn_covers_the_deviation_stated(std, width, radius):
     ask = Moments(no_rows(width), 2, GaussianNoise(std), radius)
-    drawn, least = Fraction(ask._std(ask.noise)) ** 2, (Fraction(std) * ask.grid.reach) ** 2
+    drawn, least = Fraction(grid_std(std, ask.grid.reach)) ** 2, (Fraction(std) * ask.grid.reach) ** 2
+    assert ask.noise_std == grid_std(std, ask.grid.reach) * ask.grid.step
     assert drawn - 4 >= least * (1 + Fraction(1, 2**39))
     assert drawn - 4 <= least * (1 + Fraction(1, 2**38)) + Fraction(1, 2**40)
     # A row is at least 2^12 times as long as rounding moves it (by half a step or more), and `reach` is rounded up.

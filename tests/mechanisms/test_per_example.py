@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from labeldp.mechanisms.gradients import layers
-from labeldp.mechanisms.gradients.layers import ALONE, DIRECT, cross_entropy, full_precision, pieces, plan_for, table
+from labeldp.mechanisms.gradients.layers import ALONE, DIRECT, cross_entropy, full_precision, pieces, table
 from labeldp.mechanisms.gradients.per_example import (
     bounded_sum,
     clip_factors,
@@ -21,6 +21,7 @@ from labeldp.mechanisms.gradients.per_example import (
     parameter_vector,
     refuse_batch_norm,
 )
+from labeldp.mechanisms.gradients.plans import plan_for
 from labeldp.models.zoo import (
     attribution_network,
     cifar_cnn,
@@ -437,7 +438,7 @@ def test_clip_factors(norm, clip):
 
 def test_sums_of_many_squares_keep_their_precision():
     """Twenty million equal terms, where a running sum in float32 stops growing at 2^24."""
-    from labeldp.mechanisms.gradients.layers import norms
+    from labeldp.mechanisms.gradients.terms import norms
 
     many = torch.ones(20_000_000)
     assert norms(many[None]).item() == pytest.approx(many.numel() ** 0.5, rel=2.0**-12)

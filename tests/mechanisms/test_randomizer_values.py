@@ -64,7 +64,8 @@ def test_laplace_argmax_reference(epsilon, classes, truth):
 
 
 def test_vector_laws_closed_forms():
-    assert BitFlip(1.0, 3)._spread() == pytest.approx(math.tanh(0.25), rel=1e-14)
+    low, high = BitFlip(1.0, 3).unbiased(np.array([[0, 0, 0], [1, 1, 1]]))[:, 0]
+    assert 1 / (high - low) == pytest.approx(math.tanh(0.25), rel=1e-14)
     fine = LaplaceOneHot(1.0, 2, levels=4096)
     log = fine.log_likelihood(np.array([[4096, 0]]))
     assert log[0, 0] - log[0, 1] == pytest.approx(1.0, rel=1e-12)

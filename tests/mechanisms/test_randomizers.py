@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from labeldp.core.events import PureDP
 from labeldp.core.random import SecureRandom
-from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse, channel_from_description
+from labeldp.mechanisms.channels import channel_from_description
+from labeldp.mechanisms.responses import PriorResponse, RandomizedResponse, TopKResponse
 from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 
 PRIOR = [0.4, 0.3, 0.15, 0.1, 0.05]

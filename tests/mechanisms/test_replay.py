@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from labeldp.mechanisms.gradients.layers import cross_entropy, own_generator, pieces, plan_for
+from labeldp.mechanisms.gradients.layers import cross_entropy, own_generator, pieces
 from labeldp.mechanisms.gradients.per_example import (
-    ReplayedSum,
     bounded,
     bounded_sum,
     candidates_of,
     load_parameter_vector,
     norm_factors,
-    padded,
     parameter_vector,
     trainable,
 )
+from labeldp.mechanisms.gradients.plans import plan_for
+from labeldp.mechanisms.gradients.replay import ReplayedSum, padded
 from labeldp.mechanisms.gradients.sums import DiameterBound
 from labeldp.models.zoo import cifar_cnn, mnist_cnn
 

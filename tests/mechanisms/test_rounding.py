@@ -13,7 +13,8 @@ from labeldp.core.events import PureDP
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
-from labeldp.mechanisms.responses import RandomizedResponse, Rounded
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.mechanisms.values import Rounded
 from labeldp.testing import ContractError, check_mechanism
 from tests.mechanisms.frequencies import follows
 

@@ -7,7 +7,8 @@ from torch import nn
 
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.mechanisms.gradients.per_example import clipped_sum, cross_entropy, gradients, parameter_vector
+from labeldp.mechanisms.gradients.layers import cross_entropy
+from labeldp.mechanisms.gradients.per_example import clipped_sum, gradients, parameter_vector
 from labeldp.mechanisms.gradients.sums import GradientSum, NormBound, poisson_batch
 from labeldp.mechanisms.gradients.users import UserGradientSum
 from labeldp.mechanisms.users import UserVault

@@ -20,7 +20,8 @@ from labeldp.core.events import TeacherVoting
 from labeldp.core.ledger import Budget
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault, MechanismError
-from labeldp.mechanisms.teachers import TeacherVotes, check_separate, grid_std, one_by_one
+from labeldp.mechanisms.common import grid_std
+from labeldp.mechanisms.teachers import TeacherVotes, check_separate, one_by_one
 from labeldp.testing import ContractError, check_mechanism
 from tests.mechanisms.frequencies import follows
 
@@ -123,7 +124,7 @@ def test_more_answers_than_the_cap_cost_more_than_the_claim():
 def test_the_noise_is_at_least_what_is_paid_for():
     """s′² ≥ (2^10·s)²(1 + 2^-39) + 4, and not more than needed."""
     for std in (0.5, 3.0, 50.0, 800.0, 1e6 / 3):
-        assert (std * 1024) ** 2 + 4 <= grid_std(std) ** 2 <= ((std * 1024) ** 2 + 4) * (1 + 2.0**-38)
+        assert (std * 1024) ** 2 + 4 <= grid_std(std, 1024) ** 2 <= ((std * 1024) ** 2 + 4) * (1 + 2.0**-38)
 
 
 # -- the sampler ---------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class NoisyMaximum(TeacherVotes):
     """Planted: the same noise, on the largest count only."""
 
     def answered(self, counts, rng):
-        sure = self._confident(counts, rng)
+        sure = super().answered(counts, rng) >= 0
         noisy = counts.astype(float)
         noisy[np.arange(len(counts)), counts.argmax(axis=1)] += (
             rng.rounded_gaussian(2.0**20, len(counts)) * 2.0**-20 * self.noise_std

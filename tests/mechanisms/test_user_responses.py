@@ -19,7 +19,8 @@ from labeldp.core.random import SecureRandom, exp_digits
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.common import response_thresholds
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.mechanisms.users import RowResponse, UserResponse, Users, UserVault, cap_rows, label_epsilon
+from labeldp.mechanisms.user_responses import RowResponse, UserResponse, label_epsilon
+from labeldp.mechanisms.users import Users, UserVault, cap_rows
 from labeldp.releases import NoisyLabels
 from labeldp.testing import check_randomizer
 from tests.mechanisms.frequencies import follows

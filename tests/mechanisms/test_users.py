@@ -18,7 +18,8 @@ from labeldp.core.ledger import ONE_USER, Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import MechanismError
 from labeldp.mechanisms.responses import RandomizedResponse
-from labeldp.mechanisms.users import Charge, UserResponse, Users, UserVault, cap_rows, group_charges
+from labeldp.mechanisms.user_responses import UserResponse
+from labeldp.mechanisms.users import Charge, Users, UserVault, cap_rows, group_charges
 from tests.budgets.journalstore import JournalStore
 
 LABELS = [0, 1, 2, 2, 1, 0, 0, 2]

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeldp.core.events import PureDP
-from labeldp.core.random import SecureRandom
+from labeldp.core.random import SecureRandom, exp_coins
 from labeldp.core.vault import LabelVault
-from labeldp.mechanisms.counts import GroupVotes
+from labeldp.mechanisms.selection import GroupVotes
 from labeldp.testing import ContractError, check_mechanism
 from tests.mechanisms.frequencies import follows
 
@@ -175,7 +175,10 @@ class LowestOfTheHeads(GroupVotes):
     """The right coins, but ties go to the lower class."""
 
     def sample(self, labels, rng):
-        return self._heads(self.votes.sample(labels, rng).counts, rng).argmax(axis=1)
+        counts = self.votes.sample(labels, rng).counts
+        behind = (counts.max(axis=1, keepdims=True) - counts).ravel()
+        heads = exp_coins(rng, behind * (self.epsilon / 2), lambda i: Fraction(self.epsilon) / 2 * int(behind[i]))
+        return heads.reshape(counts.shape).argmax(axis=1)
 
 
 class NoisyMaximum(GroupVotes):
@@ -242,7 +245,7 @@ def test_one_row_moves_one_group():
 def test_pieces_do_not_matter(monkeypatch):
     groups, labels = np.repeat(np.arange(50), 4), np.tile(np.array([0, 0, 0, 1], dtype=np.uint8), 50)
     ask = GroupVotes(groups, 50, 2, 40.0)
-    monkeypatch.setattr("labeldp.mechanisms.counts._CELLS_AT_ONCE", 6)
+    monkeypatch.setattr("labeldp.mechanisms.selection._CELLS_AT_ONCE", 6)
     assert ask.sample(labels, SecureRandom(2)).tolist() == [0] * 50
 
 

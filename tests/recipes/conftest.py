@@ -5,7 +5,7 @@ from labeldp.mechanisms.gradients.sums import GradientSum
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Every look that is really drawn: (mechanism, answer)."""
+    """Every query that is really drawn: (mechanism, release)."""
     queries, sample = [], GradientSum.sample
 
     def watched(self, labels, rng):

@@ -2,7 +2,7 @@
 
 This process imports and calibrates everything once and forks one child for each attempt. A child is killed from outside
 at a random moment, or from inside just before or after a random system call that writes, so that every gap between two
-writes is hit. The looks that are really drawn are noted by the children themselves, apart from what is tested.
+writes is hit. The queries that are really drawn are noted by the children themselves, apart from what is tested.
 """
 
 import functools
@@ -63,11 +63,11 @@ def train(folder, denoiser, queries):
 
 def begun_in(folder):
     """How many queries the count on disk says were begun."""
-    return sum(line.isdigit() for line in (folder / "looks.tally").read_bytes().splitlines())
+    return sum(line.isdigit() for line in (folder / "gradients.counter").read_bytes().splitlines())
 
 
 def note_draws(folder):
-    """Every draw leaves a line: how many looks the count on disk had when it began, and that it ended."""
+    """Every draw leaves a line: how many queries the count on disk had when it began, and that it ended."""
     notes = os.open(folder.with_suffix(".notes"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     sample = GradientSum.sample
 
@@ -109,14 +109,14 @@ def attempt(folder, denoiser, queries, way):
         folder.with_suffix(".json").write_text(json.dumps(result))
         os._exit(0)
     if way and way[0] == "time":
-        wait_for(folder / "looks.tally", way[1])
+        wait_for(folder / "gradients.counter", way[1])
         time.sleep(way[2])
         os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def wait_for(path, queries):
-    """Until so many looks more have been begun, or a second has passed: counted, because the machine may be busy."""
+    """Until so many queries more have been begun, or a second has passed: counted, because the machine may be busy."""
     size, end = path.stat().st_size if path.exists() else 0, time.monotonic() + 1
     while queries and time.monotonic() < end and (path.stat().st_size if path.exists() else 0) < size + 2 * queries:
         time.sleep(0.0005)

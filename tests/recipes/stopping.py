@@ -22,8 +22,8 @@ from labeldp.features.cache import read_tensors
 from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.values import seal_values
 from labeldp.recipes import job
+from labeldp.recipes.budget import split_budget
 from labeldp.recipes.catalogue import BY_KEY, RECIPES
-from labeldp.recipes.common import split_budget
 from labeldp.recipes.one_shot_prior import Split
 
 ROWS, CLASSES = 48, 3
@@ -98,7 +98,7 @@ def left(place):
         name = path.name
         if path.is_dir() or name.startswith("."):
             continue
-        if name.endswith(".tally") or ".lost-" in name:
+        if name.endswith(".counter") or ".lost-" in name:
             begun = sum(line.isdigit() for line in path.read_bytes().split(b"\n"))
             counted, lost = counted + begun, lost + (".lost-" in name)
         elif name.endswith(".npz"):

@@ -148,7 +148,7 @@ def test_a_check_changes_no_figure():
         model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
         loop = functools.partial(fit, epochs=2, batch_size=8)
         if tried:
-            from labeldp.recipes.checks import try_loop
+            from labeldp.recipes.arguments import try_loop
 
             try_loop("fit", loop, model, X, CLASSES)
         loop(model, X, lambda logits, rows: logits.square().sum(dim=1))

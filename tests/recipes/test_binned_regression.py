@@ -36,7 +36,7 @@ def sealed(values, seed=0, **settings):
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
-def test_both_looks_add_up_to_epsilon(epsilon):
+def test_both_queries_add_up_to_epsilon(epsilon):
     vault = sealed(skewed(0), budget=Budget(epsilon))
     privatize_values(vault, epsilon=epsilon)
     _, first, second = split_of(epsilon, 2000, 0.2)
@@ -76,7 +76,7 @@ def test_the_split_never_exceeds_epsilon(epsilon, n, share):
 
 
 def test_few_labels_still_beat_a_guess_made_without_them():
-    """300 rows at ε = 0.5: the histogram is coarse and noisy, and the answers still beat the middle of the range."""
+    """300 rows at ε = 0.5: the histogram is coarse and noisy, and the responses still beat the middle of the range."""
     errors = []
     for seed in range(20):
         values = skewed(seed, 300)

@@ -18,7 +18,8 @@ from labeldp.core.vault import LabelVault
 from labeldp.features.clusters import kmeans
 from labeldp.learning.optimisers import linear, sgd
 from labeldp.learning.train import accuracy, fit
-from labeldp.mechanisms.counts import GaussianNoise, GroupVotes, LaplaceNoise
+from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
+from labeldp.mechanisms.selection import GroupVotes
 from labeldp.recipes.cluster_votes import gaussian_counts, label, laplace_counts, permute_and_flip, train
 
 K, N = 4, 2400

@@ -8,10 +8,10 @@ import os
 import pytest
 import torch
 
+from experiments.synthetic import synthetic_attribution_stand_in
 from labeldp.core.random import SecureRandom
+from labeldp.data.benchmarks import attribution_by_user
 from labeldp.data.files import MissingDataError
-from labeldp.data.synthetic import synthetic_attribution_stand_in
-from labeldp.data.table_files import attribution_by_user
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.optimisers import adam
 from labeldp.learning.train import fit
@@ -44,11 +44,11 @@ def test_more_privacy_costs_accuracy_on_the_synthetic_stand_in():
     """At ε = 20 each method learns; at ε = 0.01 none knows more than chance does. Wide margins, fixed seeds."""
     data = synthetic_attribution_stand_in(3000, 3000, rng=SecureRandom(1))
     tried = {
-        "answers": functools.partial(
+        "responses": functools.partial(
             train_on_responses, fit=functools.partial(fit, epochs=4, batch_size=128, optimizer=adam(3e-3))
         ),
         "gradients": functools.partial(
-            train_on_gradients, delta=1e-5, epochs=4, batch_size=150, bound=NormBound(1.0), denoiser=no_op(),
+            train_on_gradients, delta=1e-5, epochs=6, batch_size=150, bound=NormBound(1.0), denoiser=no_op(),
             optimizer=adam(1e-2),
         ),
     }  # fmt: skip

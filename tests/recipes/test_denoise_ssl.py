@@ -66,7 +66,7 @@ def test_kept_labels_are_as_right_as_the_closed_form_says():
 
 @pytest.mark.parametrize("factor", [0.9, 1.1])
 def test_other_noise_is_noticed(factor):
-    """Answers at a tenth more or less ε than stated do not pass."""
+    """Responses at a tenth more or less ε than stated do not pass."""
     share_off, right_off, _ = off(factor * EPSILON)
     assert min(abs(share_off), abs(right_off)) > SIGMAS
 
@@ -121,7 +121,7 @@ def test_a_row_alone_in_its_group_does_not_agree_with_itself():
 
 
 def test_own_votes_break_the_closed_form_in_small_groups():
-    """Groups of six rows, a third of the answers right at random: with its own vote a label agrees with itself.
+    """Groups of six rows, a third of the responses right at random: with its own vote a label agrees with itself.
 
     40,000 kept labels and more: without the own vote the closed form holds to 6.2 standard deviations, with it the
     kept labels miss it by 20 and more. (Rows of a group share votes, so the deviations are somewhat larger than of
@@ -159,7 +159,7 @@ def clusters():
 
 
 def test_one_look_is_all_that_is_asked():
-    """Clusters are voted on by private labels: the vault is asked for answers, and for nothing else."""
+    """Clusters are voted on by private labels: the vault is queried for responses, and for nothing else."""
     vault = sealed()
     denoise_ssl.train(
         network(), pictures()[0], vault, epsilon=2.0, clusters=clusters(), fit=functools.partial(FIT, epochs=1)
@@ -169,8 +169,8 @@ def test_one_look_is_all_that_is_asked():
     assert vault.certificate().epsilon == 2.0
 
 
-def test_learns_more_than_answers_and_clusters_say():
-    """Answers at ε = 1 are right on 58%, clusters on 90%: the student is right on more than either."""
+def test_learns_more_than_responses_and_clusters_say():
+    """Responses at ε = 1 are right on 58%, clusters on 90%: the student is right on more than either."""
     model = denoise_ssl.train(network(), pictures()[0], sealed(), epsilon=1.0, clusters=clusters(), fit=FIT)
     assert accuracy(model, *pictures(600, 1)) > 0.95
 
@@ -199,7 +199,7 @@ def test_a_head_in_place_of_clusters_costs_exactly_what_was_given():
     assert accuracy(model, *pictures(600, 1)) > 0.9
 
 
-def test_a_budget_too_small_for_both_looks_is_refused_before_the_first():
+def test_a_budget_too_small_for_both_queries_is_refused_before_the_first():
     vault = sealed(budget=Budget(1.5, 1e-5))
     with pytest.raises(BudgetExceededError):
         denoise_ssl.train_with_head(network(), pictures()[0], features(), vault, epsilon=2.0, delta=1e-5, fit=FIT)

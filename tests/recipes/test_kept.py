@@ -131,21 +131,21 @@ def stopped_after_the_draw(monkeypatch, tmp_path):
     with monkeypatch.context() as patched:
         patched.setattr(np, "savez_compressed", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            release_labels(box, RandomizedResponse(1.0, CLASSES), kept=tmp_path / "answers.npz")
+            release_labels(box, RandomizedResponse(1.0, CLASSES), kept=tmp_path / "responses.npz")
     return box
 
 
 def test_one_that_was_begun_and_lost_is_paid_for_again(tmp_path, monkeypatch):
     box = stopped_after_the_draw(monkeypatch, tmp_path)
     assert box.certificate().epsilon == 1.0
-    release_labels(box, RandomizedResponse(1.0, CLASSES), kept=tmp_path / "answers.npz")
+    release_labels(box, RandomizedResponse(1.0, CLASSES), kept=tmp_path / "responses.npz")
     assert box.certificate().epsilon == 2.0
-    assert sorted(path.suffix for path in tmp_path.iterdir() if ".lost-" not in path.name) == [".npz", ".tally"]
+    assert sorted(path.suffix for path in tmp_path.iterdir() if ".lost-" not in path.name) == [".counter", ".npz"]
     assert sum(".lost-" in path.name for path in tmp_path.iterdir()) == 1
 
 
 def test_one_that_was_written_and_not_named_is_found(tmp_path, monkeypatch):
-    box, kept = vault(), tmp_path / "answers.npz"
+    box, kept = vault(), tmp_path / "responses.npz"
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -161,16 +161,16 @@ def test_half_a_release_is_thrown_away(tmp_path, monkeypatch):
     stopped_after_the_draw(monkeypatch, tmp_path)
     whole = tmp_path / "whole.npz"
     release_labels(vault(), RandomizedResponse(1.0, CLASSES), kept=whole)
-    (tmp_path / ".answers.npz.room").write_bytes(whole.read_bytes()[:-40])
+    (tmp_path / ".responses.npz.room").write_bytes(whole.read_bytes()[:-40])
     later = vault()
-    release_labels(later, RandomizedResponse(1.0, CLASSES), kept=tmp_path / "answers.npz")
+    release_labels(later, RandomizedResponse(1.0, CLASSES), kept=tmp_path / "responses.npz")
     assert later.certificate().epsilon == 1.0
     assert sum(".lost-" in path.name for path in tmp_path.iterdir()) == 1
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
     """What another process has begun and not kept yet is not taken for lost."""
-    kept, box = tmp_path / "answers.npz", vault()
+    kept, box = tmp_path / "responses.npz", vault()
     real = np.savez_compressed
 
     def second(*args, **kwargs):

@@ -38,38 +38,38 @@ def stop_at(step):
 @every_denoiser
 def test_a_cut_run_goes_on_with_the_same_vault_as_if_it_were_not(denoiser, tmp_path, drawn):
     x, _ = problem()
-    settings = {"epsilon": 1.0, "epochs": 5, "denoiser": denoiser, "every": 1, "average": 0.5}
+    settings = {"epsilon": 1.0, "epochs": 3, "denoiser": denoiser, "every": 1, "average": 0.5}
     whole = weights(some(network(), x, vault(seed=3), **settings))
-    assert len(drawn) == 50
+    assert len(drawn) == 30
     drawn.clear()
     box = vault(Budget(1.0, DELTA), seed=3)
-    for start, step in enumerate((7, 27, 41)):
+    for start, step in enumerate((4, 16, 25)):
         with pytest.raises(StopHereError):
             some(network(start), x, box, **settings, folder=tmp_path, report=stop_at(step))
         assert len(drawn) == step
     resumed = some(network(2), x, box, **settings, folder=tmp_path)
-    assert len(drawn) == 50
+    assert len(drawn) == 30
     assert torch.equal(weights(resumed), whole)
     assert box.certificate().epsilon == pytest.approx(1.0, rel=1e-4)
     again = some(network(), x, box, **settings, folder=tmp_path)
     assert torch.equal(weights(again), whole)
-    assert len(drawn) == 50
+    assert len(drawn) == 30
 
 
 @every_denoiser
 def test_a_new_vault_pays_for_the_whole_run_and_draws_the_rest(denoiser, tmp_path, drawn):
     x, _ = problem()
-    settings = {"epsilon": 1.0, "epochs": 4, "denoiser": denoiser, "every": 1, "folder": tmp_path / "run"}
+    settings = {"epsilon": 1.0, "epochs": 2, "denoiser": denoiser, "every": 1, "folder": tmp_path / "run"}
     journal = Journal.open(tmp_path / "labels.journal", Budget(1.0, DELTA))
     epsilons = []
-    for step in (3, 11, 30):
+    for step in (3, 9, 15):
         box = vault(Budget(1.0, DELTA), store=JournalStore(journal))
         with pytest.raises(StopHereError):
             some(network(), x, box, **settings, report=stop_at(step))
         epsilons.append(box.certificate().epsilon)
     box = vault(Budget(1.0, DELTA), store=JournalStore(journal))
     some(network(), x, box, **settings)
-    assert len(drawn) == 40
+    assert len(drawn) == 20
     assert {*epsilons, box.certificate().epsilon, journal.epsilon(DELTA)} == {box.certificate().epsilon}
     assert len(journal.notes()) == 1
     poor = vault(Budget(0.5, DELTA))
@@ -155,7 +155,7 @@ def test_a_lost_checkpoint_is_noticed(tmp_path):
 
 
 def test_another_runs_checkpoint_is_not_taken(tmp_path):
-    """Settings alike, looks not: weights that were paid for elsewhere must not come back under this certificate."""
+    """Settings alike, queries not: weights that were paid for elsewhere must not come back under this certificate."""
     x, _ = problem()
     settings = {"epsilon": 1.0, "epochs": 1, "denoiser": no_op()}
     some(network(), x, vault(), **settings, folder=tmp_path / "a")
@@ -173,12 +173,12 @@ def test_no_label_is_written_to_the_folder(tmp_path):
     for name, truth in (("a", labels), ("b", (labels + 1) % K)):
         box = LabelVault(truth, K, rng=SecureRandom(1))
         some(network(), x, box, epsilon=1.0, epochs=1, denoiser=no_op(), folder=tmp_path / name)
-    tallies = [(tmp_path / name / "looks.tally").read_text().splitlines() for name in "ab"]
-    assert tallies[0][1:] == tallies[1][1:]
+    counters = [(tmp_path / name / "gradients.counter").read_text().splitlines() for name in "ab"]
+    assert counters[0][1:] == counters[1][1:]
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
         "checkpoint.safetensors",
+        "gradients.counter",
         "gradients.log",
-        "looks.tally",
     ]
 
 

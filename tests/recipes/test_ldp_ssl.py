@@ -1,4 +1,4 @@
-"""LDP-SSL and AugDescent as recipes: one look at ε, other private labels for nothing, heads as teachers, resuming."""
+"""LDP-SSL and AugDescent as recipes: one query at ε, other private labels for nothing, heads as teachers, resuming."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def score(model):
 
 @functools.cache
 def shot():
-    """A head from one look at ε = 1 on features that tell the classes apart, with noise."""
+    """A head from one query at ε = 1 on features that tell the classes apart, with noise."""
     vault = sealed()
     return one_shot.train(features(), vault, epsilon=1.0, delta=1e-5), vault
 
@@ -70,8 +70,8 @@ def test_the_same_folder_asks_once_and_trains_the_same(train, tmp_path):
     assert torch.equal(weights(first), weights(again))
 
 
-def test_fixmatch_on_answers():
-    """At ε = 2 four answers in five are right; the likelihood of the answers takes more noise than their word."""
+def test_fixmatch_on_responses():
+    """At ε = 2 four responses in five are right; the likelihood of the responses takes more noise than their word."""
     plain = per_row.ldp_ssl(network(), pictures()[0], sealed(), epsilon=2.0, fit=FIT)
     assert score(plain) > 0.9
     likely = per_row.ldp_ssl(network(), pictures()[0], sealed(), epsilon=1.0, fit=FIT, objective=forward_corrected)
@@ -85,21 +85,21 @@ def test_any_recipe_can_train_by_fixmatch():
 
 
 @pytest.mark.parametrize("known_noise", [False, True])
-def test_aug_descent_on_answers(known_noise):
-    """Answers at ε = 1.2 are right on 62%."""
+def test_aug_descent_on_responses(known_noise):
+    """Responses at ε = 1.2 are right on 62%."""
     settings = {"epsilon": 1.2, "refine": REFINE, "known_noise": known_noise}
     assert score(aug_descent.train(network(), pictures()[0], sealed(), **settings)) > 0.95
 
 
 def test_known_noise_reaches_the_judge():
     """With ε so large that every answer is believed."""
-    told = []
-    refine = functools.partial(BRIEF_REFINE, report=told.append)
+    reports = []
+    refine = functools.partial(BRIEF_REFINE, report=reports.append)
     aug_descent.train(network(), pictures()[0], sealed(), epsilon=40.0, refine=refine, known_noise=True)
-    assert told[-1].believed == 1.0
+    assert reports[-1].believed == 1.0
 
 
-def test_answers_of_other_randomizers_and_of_teachers():
+def test_responses_of_other_randomizers_and_of_teachers():
     noisy = sealed().release(LaplaceOneHot(3.0, K))
     assert torch.isfinite(weights(per_row.learn(network(), pictures()[0], noisy, fit=BRIEF_FIT))).all()
     assert torch.isfinite(weights(aug_descent.learn(network(), pictures()[0], noisy, refine=BRIEF_REFINE))).all()

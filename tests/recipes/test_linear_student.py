@@ -25,7 +25,7 @@ N, K, P = 6000, 4, 60
 
 @functools.cache
 def clouds(seed=0):
-    """Four clouds. Their means are in twelve directions; the two widest, which a poor head asks about, say a part."""
+    """Four clouds. Their means are in twelve directions; the two widest, which a poor head queries, say a part."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, K, size=N)
     means = np.random.default_rng(99).normal(size=(K, 12))
@@ -37,7 +37,7 @@ def clouds(seed=0):
 
 @functools.cache
 def poor_shot(rank=2):
-    """A head that may ask about the widest directions only."""
+    """A head that may query the widest directions only."""
     x, labels = clouds()
     plan = functools.partial(tune, plans=[Plan(rank)], clusterings=2, draws=1)
     vault = LabelVault(labels, K, rng=SecureRandom(1))
@@ -52,7 +52,7 @@ def right(probabilities, seed=1):
 
 
 def test_the_student_is_post_processing():
-    """By type: after the look nothing takes a vault; and the whole costs what the look costs."""
+    """By type: after the query nothing takes a vault; and the whole costs what the query costs."""
     assert "vault" not in inspect.signature(train_after).parameters
     x, labels = clouds()
     vault = LabelVault(labels, K, Budget(0.5, 1e-6))
@@ -148,7 +148,7 @@ def test_a_look_at_other_features_is_handed_on():
     assert right(student.probabilities(new)) > 0.8
 
 
-def test_without_delta_it_looks_with_laplace_noise():
+def test_without_delta_it_queries_with_laplace_noise():
     x, labels = clouds()
     vault = LabelVault(labels, K, Budget(4.0))
     student = train(x, vault, epsilon=4.0, delta=0.0)
@@ -166,10 +166,10 @@ def test_a_killed_run_does_not_ask_again(tmp_path):
 
 def test_progress_is_told():
     x, _ = clouds()
-    told = []
-    train_after(poor_shot(), x, generations=3, report=told.append)
-    assert [one.phase for one in told] == ["student"] * 3
-    assert "3 of 3" in told[-1].detail
+    reports = []
+    train_after(poor_shot(), x, generations=3, report=reports.append)
+    assert [one.phase for one in reports] == ["student"] * 3
+    assert "3 of 3" in reports[-1].detail
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_other_rows_are_refused_before_anything_is_asked():
 
 
 def test_rows_that_are_no_numbers_are_refused_before_anything_is_asked():
-    """Of the plain features, too, where the look is at others."""
+    """Of the plain features, too, where the query is of others."""
     x, labels = clouds()
     vault, broken = LabelVault(labels, K), x.clone()
     broken[7, 3] = math.nan

@@ -10,7 +10,7 @@ from torch import nn
 
 from labeldp.core.certificate import verify
 from labeldp.core.events import Gaussian
-from labeldp.core.gaussian import analytic_gaussian_std
+from labeldp.core.inverse import analytic_gaussian_std
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
@@ -20,6 +20,7 @@ from labeldp.mechanisms.gradients.per_example import gradients
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
 from labeldp.recipes.denoisers import Projector
 from labeldp.recipes.labeldp_pro import lp_normal_sgd as train
+from tests.marks import mostly_slow
 
 K, DELTA = 4, 1e-5
 
@@ -62,7 +63,7 @@ def test_every_row_is_looked_at_once_with_the_analytic_gaussians_noise(batch_siz
     assert verify(box.certificate()) == ()
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", mostly_slow([3, 1]))
 def test_the_noise_lies_in_the_span_and_has_its_full_size_there(rows, monkeypatch):
     """E|ĝ − g|² is s²/b² per dimension of the span, rows·(K − 1) for cross-entropy.
 

@@ -1,4 +1,4 @@
-"""One look: what it costs, that nothing else sees a label, that a killed run pays once, how good and honest it is."""
+"""One query: what it costs, that nothing else sees a label, that a killed run pays once, how good and honest it is."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def right(shot, features, labels):
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 2.0])
 def test_the_ledger_holds_one_gaussian_look_and_no_more(epsilon):
-    """Closed form: μ = √2/σ with the σ of the budget, whose ε at δ is what was asked for."""
+    """Closed form: μ = √2/σ with the σ of the budget, whose ε at δ is what was given."""
     box = vault(Budget(epsilon, DELTA))
     shot = one_head(problem()[0], box, epsilon=epsilon)
     std = GaussianNoise.for_budget(epsilon, DELTA).std
@@ -88,11 +88,11 @@ def test_without_delta_the_noise_is_laplace_and_the_promise_pure():
     assert right(shot, *problem()) > 0.5
 
 
-def test_the_rehearsal_expects_the_noise_that_comes():
+def test_the_tuning_expects_the_noise_that_comes():
     for noise in (noise_for(0.7, DELTA), noise_for(0.7, 0.0)):
         rows = np.full((4, 9), 1 / 3)
-        ask = Moments(rows, 2, noise, radius=1.0 if noise.name == "discrete Gaussian" else 3.0)
-        assert noise_by_width(noise)(9) == pytest.approx(ask.noise_std, rel=1e-3)
+        moment = Moments(rows, 2, noise, radius=1.0 if noise.name == "discrete Gaussian" else 3.0)
+        assert noise_by_width(noise)(9) == pytest.approx(moment.noise_std, rel=1e-3)
 
 
 # -- nothing else sees a label ---------------------------------------------------------------------------------------
@@ -100,16 +100,16 @@ def test_the_rehearsal_expects_the_noise_that_comes():
 
 def test_only_the_moment_is_asked(monkeypatch):
     """Every draw from the vault is one `Moments`, of rows that were fixed before it."""
-    asked, release = [], LabelVault.release
+    queried, release = [], LabelVault.release
 
     def watched(self, mechanism, rows=None):
-        asked.append(mechanism)
+        queried.append(mechanism)
         return release(self, mechanism, rows)
 
     monkeypatch.setattr(LabelVault, "release", watched)
     monkeypatch.setattr(LabelVault, "reveal", lambda *_: pytest.fail("labels revealed"))
     one_head(problem()[0], vault(), epsilon=0.5)
-    assert [type(mechanism) for mechanism in asked] == [Moments]
+    assert [type(mechanism) for mechanism in queried] == [Moments]
 
 
 def test_what_is_asked_does_not_depend_on_the_labels():
@@ -138,10 +138,10 @@ def test_all_that_follows_the_look_is_a_function_of_it(tmp_path):
 def test_reports_name_the_phases_and_hold_public_numbers():
     heard = []
     train_on_inputs(Raw(), problem()[0], vault(), epsilon=0.5, delta=DELTA, tune=quick, report=heard.append)
-    phases = [told.phase for told in heard]
+    phases = [report.phase for report in heard]
     assert list(dict.fromkeys(phases)) == ["features", "tuning", "query", "head"]
     assert phases.count("tuning") == 2
-    assert all(told.seconds >= 0 for told in heard)
+    assert all(report.seconds >= 0 for report in heard)
 
 
 # -- refused before anything is spent ----------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_labels_of_users_are_not_one_label():
 
 def test_a_budget_too_small_is_found_before_the_slow_part():
     def never(*_, **__):
-        pytest.fail("rehearsed although the look cannot be paid")
+        pytest.fail("tuned although the query cannot be paid")
 
     box = vault(Budget(0.4, DELTA))
     with pytest.raises(BudgetExceededError):
@@ -349,7 +349,7 @@ def test_no_argument_could_hold_a_label():
 @pytest.mark.slow
 @pytest.mark.skipif("LABELDP_DATA" not in os.environ, reason="needs $LABELDP_DATA with fashion_mnist")
 def test_fashion_mnist_end_to_end_in_ninety_seconds_of_two_cores():
-    """Features, rehearsal, look and head at ε = 0.1. Time is of the processor: the machine may be shared."""
+    """Features, tuning, query and head at ε = 0.1. Time is of the processor: the machine may be shared."""
     from labeldp.data.benchmarks import load
     from labeldp.data.files import MissingDataError
     from labeldp.features.patches import Patches

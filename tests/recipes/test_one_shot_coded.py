@@ -1,4 +1,4 @@
-"""One look at rows whose features are made as they are needed: the same look, the same price, nearly the same head."""
+"""One query of rows whose features are made as they are needed: same query, same price, nearly the same head."""
 
 import functools
 
@@ -26,7 +26,7 @@ def problem():
     return Coder(found).coded([(x, kinds)]), found.features((x, kinds)), (score > 0).astype(np.int64)
 
 
-def asked(**settings):
+def tuning(**settings):
     return functools.partial(tune, rows=2000, clusterings=2, draws=1, **settings)
 
 
@@ -39,8 +39,8 @@ def test_a_part_of_the_rows_teaches_nearly_as_much_and_costs_the_same(problem, d
     coded, features, labels = problem
     epsilon = 3.0 if delta else 30.0
     whole, part = (LabelVault(labels, 2, Budget(epsilon, delta)) for _ in range(2))
-    one = one_shot.train(features, whole, epsilon=epsilon, delta=delta, tune=asked())
-    other = one_shot.train(coded, part, epsilon=epsilon, delta=delta, tune=asked(num_rows=ROWS), most=2000, seed=1)
+    one = one_shot.train(features, whole, epsilon=epsilon, delta=delta, tune=tuning())
+    other = one_shot.train(coded, part, epsilon=epsilon, delta=delta, tune=tuning(num_rows=ROWS), most=2000, seed=1)
     assert part.certificate(delta).epsilon == whole.certificate(delta).epsilon <= epsilon
     assert other.noisy.num_rows == ROWS
     assert right(one, features, labels) > 0.85
@@ -55,9 +55,9 @@ def test_the_moment_of_all_rows_beats_that_of_the_rows_held(problem):
     for seed in range(12):
         budget = {"epsilon": 0.15, "delta": 1e-6}
         all_of = one_shot.train(
-            coded, LabelVault(labels, 2), **budget, tune=asked(num_rows=ROWS, **plan), most=600, seed=seed
+            coded, LabelVault(labels, 2), **budget, tune=tuning(num_rows=ROWS, **plan), most=600, seed=seed
         )
-        few = one_shot.train(features[some], LabelVault(labels[some.numpy()], 2), **budget, tune=asked(**plan))
+        few = one_shot.train(features[some], LabelVault(labels[some.numpy()], 2), **budget, tune=tuning(**plan))
         found["all"].append(right(all_of, features, labels))
         found["some"].append(right(few, features, labels))
     assert np.mean(found["all"]) > np.mean(found["some"]) + 0.05
@@ -85,7 +85,7 @@ def test_the_moment_of_some_rows_is_estimated_without_bias_and_adds_up():
 def test_all_rows_held_is_the_plain_recipe(problem):
     coded, features, labels = problem
     budget = {"epsilon": 1000.0, "delta": 1e-6}
-    one, other = (one_shot.train(rows, LabelVault(labels, 2), **budget, tune=asked()) for rows in (features, coded))
+    one, other = (one_shot.train(rows, LabelVault(labels, 2), **budget, tune=tuning()) for rows in (features, coded))
     assert one.tuning.plan == other.tuning.plan
     assert torch.allclose(one.probabilities(features), other.probabilities(features), atol=0.05)
 

@@ -1,4 +1,4 @@
-"""A head as prior of the answers: two looks that cost (ε, δ) together, a split without labels, training on both."""
+"""A head as prior of the responses: two queries that cost (ε, δ) together, a split without labels, training on both."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from labeldp.learning.optimisers import linear, sgd
 from labeldp.learning.train import accuracy, fit, predict
 from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.responses import TopKResponse, likely_sets
-from labeldp.recipes import common, distil, lp_mst, one_shot_prior, per_row
+from labeldp.recipes import budget, distil, lp_mst, one_shot_prior, per_row
 from labeldp.recipes.one_shot import event_of, noise_for
 from labeldp.recipes.one_shot_prior import Split, informative_sets, train, tune_split
 from tests.recipes.test_one_shot import modes
 
 K, N, WIDTH, DELTA = 5, 6000, 48, 1e-5
 TRAIN = functools.partial(fit, epochs=6, batch_size=64, optimizer=sgd(0.05), schedule=linear())
+# Where it does not matter how well the model learns.
+BRIEFLY = functools.partial(TRAIN, epochs=4, batch_size=256)
 quick = functools.partial(tune, plans=[Plan(8), Plan(32)], clusterings=2, draws=1)
 
 
 def split_budget(epsilon, delta, share):
     """(ε₁, ε₂) of a moment and responses."""
-    return common.split_budget(epsilon, delta, (share, 1 - share), last_pure=True)
+    return budget.split_budget(epsilon, delta, (share, 1 - share), last_pure=True)
 
 
 HALF = Split(*split_budget(1.0, DELTA, 0.5), expected=0.0)
@@ -56,7 +58,7 @@ def network():
     return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, K))
 
 
-def run(box, epsilon=1.0, fit=TRAIN, split=HALF, **more):
+def run(box, epsilon=1.0, fit=BRIEFLY, split=HALF, **more):
     x = problem()[0]
     return train(network(), x, x, box, epsilon=epsilon, delta=DELTA, fit=fit, split=split, tune=quick, **more)
 
@@ -69,7 +71,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.5), (1.0, 0.3), (2.0, 0.1)])
-def test_the_ledger_composes_both_looks_to_epsilon(epsilon, share):
+def test_the_ledger_composes_both_queries_to_epsilon(epsilon, share):
     box = vault(Budget(epsilon, DELTA))
     first, second = split_budget(epsilon, DELTA, share)
     found = run(box, epsilon, split=Split(first, second, 0.0))
@@ -98,7 +100,7 @@ def test_any_split_fits_into_the_budget(epsilon, share):
 
 def test_all_on_the_head_asks_nothing_else():
     box = vault(Budget(0.5, DELTA))
-    found = run(box, 0.5, split=Split(*split_budget(0.5, DELTA, 1.0), expected=0.0))
+    found = run(box, 0.5, TRAIN, Split(*split_budget(0.5, DELTA, 1.0), expected=0.0))
     assert found.responses == ()
     assert [query.times for query in box.ledger.groups()[0].queries] == [1]
     assert accuracy(found.model, *problem()[2:]) > 0.6
@@ -122,7 +124,7 @@ def test_a_split_that_costs_more_is_refused_unpaid():
     assert box.certificate(DELTA).epsilon == 0.0
 
 
-def test_both_looks_or_none():
+def test_both_queries_or_none():
     box = vault(Budget(0.9, DELTA))
     with pytest.raises(BudgetExceededError):
         run(box)
@@ -132,8 +134,8 @@ def test_both_looks_or_none():
 # -- the split ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_split_is_rehearsed_without_labels():
-    """Small ε goes to the head, large ε to the answers."""
+def test_the_split_is_tuned_without_labels():
+    """Small ε goes to the head, large ε to the responses."""
     x = problem()[0]
     small, large = (tune_split(x, K, epsilon, DELTA, shares=(0.1, 0.5, 1.0)) for epsilon in (0.1, 5.0))
     assert small.second == 0.0
@@ -141,8 +143,8 @@ def test_the_split_is_rehearsed_without_labels():
     assert 0 < small.expected < large.expected <= 1
 
 
-def test_the_expected_share_is_that_of_real_answers():
-    """Answers to pseudo-labels under the prior are right as often as the rehearsal says: real labels of that kind."""
+def test_the_expected_share_is_that_of_real_responses():
+    """Responses to pseudo-labels under the prior are right as often as the tuning says: real labels of that kind."""
     x, labels, _, _ = problem()
     split = tune_split(x, K, 2.0, DELTA, shares=(0.2,))
     found = run(vault(seed=1), 2.0, split=split, sets=likely_sets, shares=(1.0,))
@@ -157,10 +159,10 @@ def test_it_is_split_when_nothing_is_said(monkeypatch):
     assert run(vault(), 2.0, split=None).split.second == pytest.approx(1.4)
 
 
-# -- answers and prior together ----------------------------------------------------------------------------------------
+# -- responses and prior together ------------------------------------------------------------------------------------
 
 
-def test_answers_come_from_the_classes_that_are_likely():
+def test_responses_come_from_the_classes_that_are_likely():
     found = run(vault(seed=2), shares=(0.7, 0.3))
     assert [len(part) for part in found.responses] == [4200, 1800]
     for part in found.responses:
@@ -171,7 +173,7 @@ def test_answers_come_from_the_classes_that_are_likely():
 
 
 def mutual_information(prior, members, epsilon):
-    """From the law itself: Σ p_y P(ỹ|y) log P(ỹ|y)/P(ỹ)."""
+    """From the channel itself: Σ p_y P(ỹ|y) log P(ỹ|y)/P(ỹ)."""
     channel = TopKResponse(epsilon, members)
     chances = np.stack([channel.probabilities(y)[0] for y in range(len(prior))])
     marginal = prior @ chances
@@ -182,7 +184,7 @@ def mutual_information(prior, members, epsilon):
 @given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=5), st.floats(0.05, 6.0))
 @settings(max_examples=60)
 def test_informative_sets_tell_most(weights, epsilon):
-    """No top-k set has more mutual information, by the stated law of the answers."""
+    """No top-k set has more mutual information, by the stated channel of the responses."""
     prior = np.array(weights) / sum(weights)
     chosen = informative_sets(prior[None], epsilon)[0]
     order = np.argsort(-prior, kind="stable")
@@ -197,10 +199,10 @@ def test_a_sure_prior_still_asks_something():
 
 
 @pytest.mark.slow
-def test_better_than_answers_alone():
+def test_better_than_responses_alone():
     x, _, fresh, truth = problem()
     plain = per_row.forward(network(), x, vault(seed=3), epsilon=1.0, fit=TRAIN)
-    assert accuracy(run(vault(seed=3)).model, fresh, truth) > accuracy(plain, fresh, truth) + 0.05
+    assert accuracy(run(vault(seed=3), fit=TRAIN).model, fresh, truth) > accuracy(plain, fresh, truth) + 0.05
 
 
 def test_the_learners_take_turns():
@@ -242,7 +244,7 @@ def test_a_killed_run_resumes_without_asking_again(tmp_path, monkeypatch):
             raise StopHereError
 
     with pytest.raises(StopHereError):
-        run(box, fit=functools.partial(TRAIN, report=stop), folder=tmp_path)
+        run(box, fit=functools.partial(BRIEFLY, report=stop), folder=tmp_path)
     paid = box.certificate(DELTA).epsilon
     assert torch.equal(weights(run(box, folder=tmp_path).model), whole)
     assert box.certificate(DELTA).epsilon == paid == between
@@ -254,8 +256,8 @@ def test_a_killed_run_resumes_without_asking_again(tmp_path, monkeypatch):
 
 
 def test_noise_is_not_that_of_learning():
-    """Learning randomness is not privacy randomness: two vaults, one learning seed, other answers."""
-    first, second = (run(vault(), fit=TRAIN) for _ in range(2))
+    """Learning randomness is not privacy randomness: two vaults, one learning seed, other responses."""
+    first, second = (run(vault()) for _ in range(2))
     assert not np.array_equal(first.responses[0].responses, second.responses[0].responses)
 
 
@@ -282,7 +284,7 @@ class Times(nn.Module):
         return self.factor * scores
 
 
-def test_what_was_studied_is_the_prior_and_its_surety_is_corrected():
+def test_what_was_distilled_is_the_prior_and_its_confidence_is_corrected():
     """A student of the head whose scores are twenty times too large."""
     seen, studied = [], []
 
@@ -312,7 +314,7 @@ def test_what_was_studied_is_the_prior_and_its_surety_is_corrected():
 
 
 def test_rows_keep_the_prior_they_were_asked_under():
-    """In the second stage the model has learnt the first stage's answers by heart; their prior does not know them."""
+    """In the second stage the model has learnt the first stage's responses by heart; their prior does not know them."""
     seen = []
 
     def spy(known):
@@ -347,7 +349,7 @@ def test_what_the_model_is_held_to_believe_is_the_prior():
     assert len(asked) == 3
 
 
-def test_study_alone_where_nothing_is_left_for_answers():
+def test_distillation_alone_where_nothing_is_left_for_responses():
     box, seen = vault(seed=5), []
 
     def study(model, inputs, shot):

@@ -65,7 +65,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize("teachers", [ridge, one_look, nearest])
-def test_answers_are_right_and_cost_epsilon(teachers):
+def test_responses_are_right_and_cost_epsilon(teachers):
     box = vault(Budget(2.0, 1e-5), seed=1)
     found = label(teachers, box, epsilon=2.0, delta=1e-5, ballot=BALLOT)
     assert 20 < len(found.rows) <= 40
@@ -91,7 +91,7 @@ def test_without_a_threshold_every_row_asked_about_has_a_label():
     assert np.array_equal(found.rows, ballot.rows(N))
 
 
-def test_a_student_learns_from_the_answers():
+def test_a_student_learns_from_the_responses():
     x, labels = problem()
     box = vault(Budget(2.0, 1e-5), seed=2)
     student = train(network(), x, box, epsilon=2.0, delta=1e-5, fit=TRAIN, teachers=ridge, ballot=BALLOT)
@@ -100,7 +100,7 @@ def test_a_student_learns_from_the_answers():
     assert box.certificate().epsilon <= 2.0
 
 
-def test_the_student_sees_answered_rows_with_their_answers_and_nothing_else():
+def test_the_student_sees_labelled_rows_with_their_responses_and_nothing_else():
     seen = {}
 
     def spy(model, inputs, objective, *, rows):
@@ -169,7 +169,7 @@ def test_a_run_killed_by_force_does_not_draw_twice(tmp_path):
     assert again[0].certificate.epsilon == pytest.approx(1.0, rel=1e-9)
 
 
-def test_kept_answers_are_bound_to_their_question(tmp_path):
+def test_kept_responses_are_bound_to_their_query(tmp_path):
     label(ridge, vault(), epsilon=0.5, delta=1e-5, ballot=BALLOT, folder=tmp_path)
     box = vault()
     for other in (
@@ -202,14 +202,14 @@ def test_mistakes_cost_nothing():
     assert box.certificate().epsilon == 0.0
 
 
-def test_a_student_without_answers_is_refused():
+def test_a_student_without_responses_is_refused():
     high = Ballot(teachers=200, queries=20, responses=10, threshold=50.0)
     with pytest.raises(ValueError, match="no query has a winner"):
         train(network(), problem()[0], vault(), epsilon=2.0, delta=1e-5, fit=TRAIN, teachers=ridge, ballot=high)
 
 
 def test_labels_do_not_leave_with_an_error_of_a_teacher():
-    """It fails on true labels only, so the try on made-up ones does not find it; the look stays charged."""
+    """It fails on true labels only, so the try on made-up ones does not find it; the query stays charged."""
     truth = problem()[1]
 
     def teachers(rows):

@@ -19,6 +19,8 @@ from labeldp.recipes.lp_mst import Prior, plausible, sharpened, split, stage_pri
 
 K = 4
 TRAIN = functools.partial(fit, epochs=8, batch_size=64, optimizer=sgd(0.05), schedule=linear())
+# Where it does not matter how well the model learns.
+BRIEFLY = functools.partial(TRAIN, batch_size=512)
 
 
 @functools.cache
@@ -44,7 +46,7 @@ def weights(model):
     return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
-# One line for each method that asks every row once: (name, train).
+# One line for each method that queries every row once: (name, train).
 RECIPES = [
     ("rr", per_row.rr),
     ("debiased", per_row.debiased),
@@ -73,14 +75,14 @@ def test_past_the_budget_it_stops_before_anything_is_drawn(train):
     x, _ = problem()
     box = vault(Budget(1.0))
     with pytest.raises(BudgetExceededError):
-        train(network(), x, box, epsilon=2.0, fit=TRAIN)
+        train(network(), x, box, epsilon=2.0, fit=BRIEFLY)
     assert box.certificate().epsilon == 0.0
 
 
 @every_recipe
 def test_the_same_seeds_give_the_same_model(train):
     x, _ = problem()
-    first, second = (weights(train(network(), x, vault(seed=3), epsilon=1.0, fit=TRAIN)) for _ in range(2))
+    first, second = (weights(train(network(), x, vault(seed=3), epsilon=1.0, fit=BRIEFLY)) for _ in range(2))
     assert torch.equal(first, second)
 
 
@@ -97,7 +99,7 @@ def test_no_privacy_is_ordinary_training(train):
 def test_epsilon_zero_learns_nothing_and_costs_nothing(train):
     x, _ = problem()
     box = vault()
-    model = train(network(), x, box, epsilon=0.0, fit=TRAIN)
+    model = train(network(), x, box, epsilon=0.0, fit=BRIEFLY)
     assert torch.isfinite(weights(model)).all()
     assert box.certificate().epsilon == 0.0
 
@@ -105,7 +107,7 @@ def test_epsilon_zero_learns_nothing_and_costs_nothing(train):
 @every_recipe
 def test_one_class_is_learnt_without_a_look_that_matters(train):
     x = torch.randn(50, 6)
-    model = train(nn.Linear(6, 1), x, LabelVault([0] * 50, 1), epsilon=1.0, fit=TRAIN)
+    model = train(nn.Linear(6, 1), x, LabelVault([0] * 50, 1), epsilon=1.0, fit=BRIEFLY)
     assert predict(model, x).shape == (50, 1)
 
 
@@ -113,7 +115,7 @@ def test_one_class_is_learnt_without_a_look_that_matters(train):
 def test_rows_that_do_not_match_are_refused_unpaid(train):
     box = vault()
     with pytest.raises(ValueError, match="10 rows"):
-        train(network(), torch.zeros(10, 6), box, epsilon=1.0, fit=TRAIN)
+        train(network(), torch.zeros(10, 6), box, epsilon=1.0, fit=BRIEFLY)
     assert box.certificate().epsilon == 0.0
 
 
@@ -124,7 +126,7 @@ class StopHereError(Exception):
 @every_recipe
 def test_a_killed_run_resumes_without_asking_again(train, tmp_path):
     x, _ = problem()
-    whole = weights(train(network(), x, vault(seed=3), epsilon=1.0, fit=TRAIN))
+    whole = weights(train(network(), x, vault(seed=3), epsilon=1.0, fit=BRIEFLY))
     box = vault(Budget(1.0), seed=3)
 
     def stop(progress):
@@ -132,56 +134,56 @@ def test_a_killed_run_resumes_without_asking_again(train, tmp_path):
             raise StopHereError
 
     with pytest.raises(StopHereError):
-        train(network(), x, box, epsilon=1.0, fit=functools.partial(TRAIN, report=stop), folder=tmp_path)
-    resumed = train(network(), x, box, epsilon=1.0, fit=TRAIN, folder=tmp_path)
+        train(network(), x, box, epsilon=1.0, fit=functools.partial(BRIEFLY, report=stop), folder=tmp_path)
+    resumed = train(network(), x, box, epsilon=1.0, fit=BRIEFLY, folder=tmp_path)
     assert box.certificate().epsilon == 1.0
     assert torch.equal(weights(resumed), whole)
 
 
 @every_recipe
 def test_a_run_continued_with_a_new_vault_is_paid_for_there_too(train, tmp_path):
-    """A new process has a new vault: its certificate must cover the kept answers, and its budget must allow them."""
+    """A new process has a new vault: its certificate must cover the kept responses, and its budget must allow them."""
     x, _ = problem()
-    first = train(network(), x, vault(seed=3), epsilon=1.0, fit=TRAIN, folder=tmp_path)
+    first = train(network(), x, vault(seed=3), epsilon=1.0, fit=BRIEFLY, folder=tmp_path)
     later = vault(Budget(1.0), seed=99)
-    again = train(network(), x, later, epsilon=1.0, fit=TRAIN, folder=tmp_path)
+    again = train(network(), x, later, epsilon=1.0, fit=BRIEFLY, folder=tmp_path)
     assert torch.equal(weights(first), weights(again))
     assert later.certificate().epsilon == 1.0
     poor = vault(Budget(0.5))
     with pytest.raises(BudgetExceededError):
-        train(network(), x, poor, epsilon=1.0, fit=TRAIN, folder=tmp_path)
+        train(network(), x, poor, epsilon=1.0, fit=BRIEFLY, folder=tmp_path)
 
 
 @every_recipe
-def test_answers_to_another_question_are_not_taken_for_this_one(train, tmp_path):
+def test_responses_to_another_question_are_not_taken_for_this_one(train, tmp_path):
     x, _ = problem()
-    train(network(), x, vault(), epsilon=4.0, fit=TRAIN, folder=tmp_path)
+    train(network(), x, vault(), epsilon=4.0, fit=BRIEFLY, folder=tmp_path)
     box = vault(Budget(1.0))
     with pytest.raises(ValueError, match="another query"):
-        train(network(), x, box, epsilon=1.0, fit=TRAIN, folder=tmp_path)
+        train(network(), x, box, epsilon=1.0, fit=BRIEFLY, folder=tmp_path)
     assert box.certificate().epsilon == 0.0
     smaller = LabelVault([0, 1, 2, 3] * 10, K)
     with pytest.raises(ValueError, match="another query"):
-        train(network(), x[:40], smaller, epsilon=4.0, fit=TRAIN, folder=tmp_path)
+        train(network(), x[:40], smaller, epsilon=4.0, fit=BRIEFLY, folder=tmp_path)
 
 
-def test_a_model_of_other_answers_is_not_resumed(tmp_path):
+def test_a_model_of_other_responses_is_not_resumed(tmp_path):
     """The checkpoint of a clear-text run must not come back as the model of a private one."""
     x, _ = problem()
-    clear = per_row.rr(network(), x, vault(), epsilon=math.inf, fit=TRAIN, folder=tmp_path)
-    (tmp_path / "answers.npz").unlink()
-    (tmp_path / "answers.tally").unlink()
-    model = per_row.rr(network(), x, vault(seed=1), epsilon=0.0, fit=TRAIN, folder=tmp_path)
-    elsewhere = per_row.rr(network(), x, vault(seed=1), epsilon=0.0, fit=TRAIN)
+    clear = per_row.rr(network(), x, vault(), epsilon=math.inf, fit=BRIEFLY, folder=tmp_path)
+    (tmp_path / "responses.npz").unlink()
+    (tmp_path / "responses.counter").unlink()
+    model = per_row.rr(network(), x, vault(seed=1), epsilon=0.0, fit=BRIEFLY, folder=tmp_path)
+    elsewhere = per_row.rr(network(), x, vault(seed=1), epsilon=0.0, fit=BRIEFLY)
     assert torch.equal(weights(model), weights(elsewhere))
     assert not torch.equal(weights(model), weights(clear))
 
 
-def test_another_split_does_not_reuse_a_stages_answers(tmp_path):
+def test_another_split_does_not_reuse_a_stages_responses(tmp_path):
     x, _ = problem()
-    lp_mst.train(network(), x, vault(), epsilon=1.0, fit=TRAIN, folder=tmp_path, seed=0)
-    with pytest.raises(ValueError, match="rows asked"):
-        lp_mst.train(network(), x, vault(), epsilon=1.0, fit=TRAIN, folder=tmp_path, seed=1)
+    lp_mst.train(network(), x, vault(), epsilon=1.0, fit=BRIEFLY, folder=tmp_path, seed=0)
+    with pytest.raises(ValueError, match="rows queried"):
+        lp_mst.train(network(), x, vault(), epsilon=1.0, fit=BRIEFLY, folder=tmp_path, seed=1)
 
 
 @every_recipe
@@ -195,14 +197,14 @@ def test_another_split_does_not_reuse_a_stages_answers(tmp_path):
 def test_a_model_or_features_that_do_not_fit_cost_nothing(train, model, features, what):
     box = vault()
     with pytest.raises(ValueError, match=what):
-        train(model, features, box, epsilon=1.0, fit=TRAIN)
+        train(model, features, box, epsilon=1.0, fit=BRIEFLY)
     assert box.certificate().epsilon == 0.0
 
 
 def test_one_row():
     box = LabelVault([2], K)
-    per_row.rr(network(), torch.zeros(1, 6), box, epsilon=1.0, fit=TRAIN)
-    lp_mst.train(network(), torch.zeros(1, 6), box, epsilon=1.0, fit=TRAIN, shares=(1.0,))
+    per_row.rr(network(), torch.zeros(1, 6), box, epsilon=1.0, fit=BRIEFLY)
+    lp_mst.train(network(), torch.zeros(1, 6), box, epsilon=1.0, fit=BRIEFLY, shares=(1.0,))
 
 
 # --- LP-MST ---
@@ -210,9 +212,9 @@ def test_one_row():
 
 def test_one_stage_with_a_uniform_prior_is_lp_1st_to_the_bit():
     x, _ = problem()
-    plain = per_row.rr(network(), x, vault(seed=3), epsilon=1.0, fit=functools.partial(TRAIN, mixup=4.0))
+    plain = per_row.rr(network(), x, vault(seed=3), epsilon=1.0, fit=functools.partial(BRIEFLY, mixup=4.0))
     staged = lp_mst.train(
-        network(), x, vault(seed=3), epsilon=1.0, fit=functools.partial(TRAIN, mixup=4.0), shares=(1.0,)
+        network(), x, vault(seed=3), epsilon=1.0, fit=functools.partial(BRIEFLY, mixup=4.0), shares=(1.0,)
     )
     assert torch.equal(weights(plain), weights(staged))
 
@@ -220,7 +222,7 @@ def test_one_stage_with_a_uniform_prior_is_lp_1st_to_the_bit():
 def test_the_ledger_sees_one_look_per_row_whatever_the_stages():
     x, _ = problem()
     box = vault()
-    lp_mst.train(network(), x, box, epsilon=1.5, fit=TRAIN, shares=(0.25,) * 4)
+    lp_mst.train(network(), x, box, epsilon=1.5, fit=BRIEFLY, shares=(0.25,) * 4)
     (group,) = box.ledger.groups()
     assert group.rows == 3000
     assert [query.times for query in group.queries] == [1]
@@ -244,7 +246,7 @@ def test_shares_that_do_not_split_are_refused(shares):
 def test_more_stages_than_rows_is_refused_unpaid():
     box = LabelVault([0, 1], K)
     with pytest.raises(ValueError, match="without rows"):
-        lp_mst.train(network(), torch.zeros(2, 6), box, epsilon=1.0, fit=TRAIN, shares=(0.2,) * 5)
+        lp_mst.train(network(), torch.zeros(2, 6), box, epsilon=1.0, fit=BRIEFLY, shares=(0.2,) * 5)
     assert box.certificate().epsilon == 0.0
 
 
@@ -274,7 +276,7 @@ def test_a_certain_public_prior_makes_every_answer_the_guess():
     x, labels = problem()
     model = lp_mst.train(
         network(), x, vault(), epsilon=0.1, fit=TRAIN, prior=Prior(np.eye(K)[labels], 1.0)
-    )  # a made-up prior that happens to know the labels: the answers are then public knowledge
+    )  # a made-up prior that happens to know the labels: the responses are then public knowledge
     assert accuracy(model, x, labels) > 0.95
 
 
@@ -302,14 +304,14 @@ def test_later_stages_train_on_the_union_of_plausible_rows():
 
     def spy(model, inputs, objective, **settings):
         sizes.append(settings["rows"])
-        return TRAIN(model, inputs, objective, **settings)
+        return BRIEFLY(model, inputs, objective, **settings)
 
     lp_mst.train(network(), x, vault(seed=1), epsilon=2.0, fit=spy, shares=(0.5, 0.5))
     first, second = (set(rows.tolist()) for rows in sizes)
     stages = split(3000, (0.5, 0.5), 0)
     assert first == set(stages[0].tolist())
     assert second >= set(stages[1].tolist())
-    assert 0.3 * 1500 < len(second - set(stages[1].tolist())) < 1500  # some, not all, early answers are plausible
+    assert 0.3 * 1500 < len(second - set(stages[1].tolist())) < 1500  # some, not all, early responses are plausible
     sizes.clear()
     lp_mst.train(network(), x, vault(seed=1), epsilon=2.0, fit=spy, shares=(0.5, 0.5), keep_plausible=False)
     assert len(sizes[1]) == 3000
@@ -322,14 +324,14 @@ def test_each_stage_may_have_its_own_training():
     def named(name):
         def run(model, inputs, objective, **settings):
             used.append(name)
-            return TRAIN(model, inputs, objective, **settings)
+            return BRIEFLY(model, inputs, objective, **settings)
 
         return run
 
     lp_mst.train(network(), x, vault(), epsilon=1.0, fit=[named("first"), named("second")])
     assert used == ["first", "second"]
     with pytest.raises(ValueError, match="fit has 3"):
-        lp_mst.train(network(), x, vault(), epsilon=1.0, fit=[TRAIN] * 3)
+        lp_mst.train(network(), x, vault(), epsilon=1.0, fit=[BRIEFLY] * 3)
 
 
 # --- LP-RR-SGD ---
@@ -347,10 +349,10 @@ def test_lp_rr_sgd_learns_in_one_pass_and_stays_in_its_ball():
     assert box.certificate().epsilon == 1.0
 
 
-def test_priors_restrict_debiased_and_forward_answers():
+def test_priors_restrict_debiased_and_forward_responses():
     x, labels = problem()
     likely = np.where(np.eye(K)[labels] > 0, 0.5, 0.5 / (K - 1))
     for train in (per_row.debiased, per_row.forward):
         box = vault()
-        train(network(), x, box, epsilon=3.0, fit=TRAIN, prior=likely)
+        train(network(), x, box, epsilon=3.0, fit=BRIEFLY, prior=likely)
         assert box.certificate().epsilon == 3.0

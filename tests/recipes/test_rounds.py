@@ -1,4 +1,4 @@
-"""Several looks: one budget split exactly, students between the looks, and a killed run that never asks twice."""
+"""Several queries: one budget split exactly, students in between, and a killed run that never queries twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch import nn
 from labeldp.core.accountant import epsilon as epsilon_of
 from labeldp.core.certificate import verify
 from labeldp.core.events import Gaussian, Query
-from labeldp.core.gaussian import gaussian_epsilon, gaussian_mu
+from labeldp.core.gaussian import gaussian_epsilon
+from labeldp.core.inverse import gaussian_mu
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
@@ -26,20 +27,23 @@ from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.mechanisms.moments import Moments
 from labeldp.models.zoo import with_head
-from labeldp.recipes import distil, one_shot
-from labeldp.recipes.common import split_budget
+from labeldp.recipes import distil, kept, one_shot
+from labeldp.recipes.budget import split_budget
 from labeldp.recipes.rounds import joined, train
 
 K, N, SIDE, DELTA = 3, 1500, 10, 1e-5
 FIT: Any = functools.partial(fit, epochs=4, batch_size=32, optimizer=adam(1e-2))
 TEACH = functools.partial(distil.train, fit=FIT)
+# Where it does not matter how well the student learns.
+BRIEF_FIT = functools.partial(FIT, epochs=3, batch_size=256)
+BRIEFLY = functools.partial(distil.train, fit=BRIEF_FIT)
 QUICK = functools.partial(tune, plans=[Plan(6), Plan(12)], clusterings=2, draws=1)
 LOOK = functools.partial(one_shot.train, tune=QUICK)
 
 
 @functools.cache
-def pictures(seed=0):
-    """A stroke per picture, near the middle: pixels tell the classes apart roughly, the shape of it exactly."""
+def strokes(seed=0):
+    """A stroke per image, near the middle: pixels tell the classes apart roughly, the shape of it exactly."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, K, size=N)
     strokes = np.stack([np.eye(4), np.fliplr(np.eye(4)), np.tile([0, 1, 0, 1], (4, 1))])
@@ -50,7 +54,7 @@ def pictures(seed=0):
 
 
 def vault(budget=None, seed=None):
-    return LabelVault(pictures()[1], K, budget, rng=None if seed is None else SecureRandom(seed))
+    return LabelVault(strokes()[1], K, budget, rng=None if seed is None else SecureRandom(seed))
 
 
 def network():
@@ -60,8 +64,8 @@ def network():
 
 
 def run(box, epsilon=2.0, delta=DELTA, **settings):
-    images, _ = pictures()
-    settings = {"query": LOOK, "teach": TEACH, **settings}
+    images, _ = strokes()
+    settings = {"query": LOOK, "teach": BRIEFLY, **settings}
     return train(network(), images, images.flatten(1), box, epsilon=epsilon, delta=delta, **settings)
 
 
@@ -90,13 +94,13 @@ def drawn(monkeypatch):
     st.sampled_from([1e-9, 1e-6, 1e-5, 1e-4]),
     st.lists(st.floats(0.05, 1), min_size=1, max_size=5),
 )
-def test_the_looks_together_cost_epsilon_and_hardly_less(epsilon, delta, raw):
+def test_the_queries_together_cost_epsilon_and_hardly_less(epsilon, delta, raw):
     shares = [share / sum(raw) for share in raw]
     parts = split_budget(epsilon, delta, shares)
     noises = [GaussianNoise.for_budget(part, delta).std for part in parts]
     spent = epsilon_of([Query(Gaussian(std, math.sqrt(2.0))) for std in noises], delta)
     assert spent <= epsilon
-    # Not all: `for_budget` rounds up until the law of counts, too, meets the budget; far up where noise is little.
+    # Not all: `for_budget` rounds up until the discrete noise, too, meets the budget; far up where noise is little.
     if min(noises) > 4:
         assert spent >= epsilon * 0.99
         squares = np.array(noises) ** -2.0
@@ -109,7 +113,7 @@ def test_one_share_is_one_look():
 
 
 def test_a_planted_split_of_epsilon_instead_of_squares_is_told_apart():
-    """Half of ε for each of two looks would waste a quarter of it, all of it for each would overspend."""
+    """Half of ε for each of two queries would waste a quarter of it, all of it for each would overspend."""
     together = gaussian_epsilon(math.sqrt(2.0) * gaussian_mu(0.5, DELTA), DELTA)
     assert together < 0.8
     assert gaussian_epsilon(math.sqrt(2.0) * gaussian_mu(1.0, DELTA), DELTA) > 1.4
@@ -147,7 +151,7 @@ def test_what_cannot_be_split_is_refused_unpaid(changed, words):
     assert box.certificate(DELTA).epsilon == 0.0
 
 
-def test_all_looks_or_none(drawn):
+def test_all_queries_or_none(drawn):
     box = vault(Budget(0.99, DELTA))
     with pytest.raises(BudgetExceededError):
         run(box, 1.0)
@@ -156,7 +160,7 @@ def test_all_looks_or_none(drawn):
 
 
 def test_rows_and_models_that_do_not_fit_are_refused_unpaid(drawn):
-    images, _ = pictures()
+    images, _ = strokes()
     box = vault()
     settings = {"epsilon": 1.0, "delta": DELTA, "query": LOOK, "teach": TEACH}
     for model, inputs, features, words in (
@@ -175,16 +179,16 @@ def test_rows_and_models_that_do_not_fit_are_refused_unpaid(drawn):
 
 
 def test_the_second_student_beats_the_first_head():
-    images, labels = pictures()
-    found = run(vault(seed=1), 1.0)
+    images, labels = strokes()
+    found = run(vault(seed=1), 1.0, teach=TEACH)
     head = found.shots[0].predict(images.flatten(1)).numpy()
-    new, truth = pictures(7)
+    new, truth = strokes(7)
     assert (head == labels).mean() < 0.9
     assert accuracy(found.model, new, truth) > (head == labels).mean() + 0.03
     assert not found.model.training
 
 
-def test_later_looks_see_the_students_features(drawn):
+def test_later_queries_see_the_students_features(drawn):
     """Public ones alone in the first round, then 16 of the student's beside them."""
     found = run(vault(seed=1))
     assert [shot.layer.in_features for shot in found.shots] == [SIDE**2, SIDE**2 + 16]
@@ -197,7 +201,7 @@ def test_every_student_starts_from_the_first_weights():
 
     def watched(model, inputs, probabilities, /, *, folder):
         starts.append(weights(model).clone())
-        return TEACH(model, inputs, probabilities, folder=folder)
+        return BRIEFLY(model, inputs, probabilities, folder=folder)
 
     run(vault(seed=1), teach=watched, shares=(0.3, 0.3, 0.4))
     assert len(starts) == 3
@@ -206,7 +210,7 @@ def test_every_student_starts_from_the_first_weights():
 
 def test_the_second_look_corrects_the_guess():
     """The targets of round two are right more often than the mix of head and student they started from."""
-    labels, taught = pictures()[1], []
+    labels, taught = strokes()[1], []
 
     def watched(model, inputs, probabilities, /, *, folder):
         taught.append(probabilities.argmax(dim=1).numpy())
@@ -245,7 +249,7 @@ def stopping(at_round, at_epoch):
             if begun == at_round and progress.epoch == at_epoch:
                 raise StopHereError
 
-        bound = functools.partial(distil.train, fit=functools.partial(FIT, report=stop))
+        bound = functools.partial(distil.train, fit=functools.partial(BRIEF_FIT, report=stop))
         return bound(model, inputs, probabilities, folder=folder)
 
     return teach
@@ -273,17 +277,17 @@ def test_a_killed_run_goes_on_without_asking_again(tmp_path, drawn, at_round, pa
 
 
 def test_a_run_killed_between_charge_and_file_pays_for_the_lost_look(tmp_path, monkeypatch):
-    """Charged, drawn, not yet kept: the look is lost, and asking again costs again; never less than what was seen."""
+    """Charged, drawn, not yet kept: the query is lost, and querying again costs again; never less than was seen."""
     box = vault(seed=3)
 
     def killed(*_):
         raise StopHereError
 
     with monkeypatch.context() as patched:
-        patched.setattr(one_shot, "save_moments", killed)
+        patched.setattr(kept, "save", killed)
         with pytest.raises(StopHereError):
             run(box, folder=tmp_path)
-    # Both rounds are one plan, paid for with the first draw; the lost look takes the plan with it.
+    # Both rounds are one plan, paid for with the first draw; the lost query takes the plan with it.
     assert box.certificate(DELTA).epsilon == pytest.approx(2.0, rel=0.01)
     run(box, folder=tmp_path)
     mu = gaussian_mu(2.0, DELTA)

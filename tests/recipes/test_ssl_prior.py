@@ -1,4 +1,4 @@
-"""Priors from clusters: two looks that add up to ε, to the last bit; the published steps; resuming without asking."""
+"""Priors from clusters: two queries that add up to ε, exactly; the published steps; resuming without a query."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.data.storage import load_labels
 from labeldp.features.clusters import kmeans
 from labeldp.learning.optimisers import linear, sgd
 from labeldp.learning.train import accuracy, fit
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.responses import PriorResponse
 from labeldp.recipes import lp_mst, per_row, ssl_prior
+from labeldp.recipes.kept import load
 from labeldp.recipes.ssl_prior import cluster_prior, expected_accuracy, fitted_part, published_part, split_of, train
 
 K, N, C = 4, 2400, 12
@@ -108,9 +108,9 @@ def test_other_parts():
     assert fitted_part(0.1, 50_000, 100, 10) == 0.1
 
 
-def test_all_on_the_prior_answers_with_the_clusters_class(tmp_path):
+def test_all_on_the_prior_responds_with_the_clusters_class(tmp_path):
     run(vault(seed=4), 0.2, prior_epsilon=0.2, folder=tmp_path)
-    responses, groups = load_labels(tmp_path / "answers.npz").responses, problem()[2].members.numpy()
+    responses, groups = load(tmp_path / "responses.npz").responses, problem()[2].members.numpy()
     assert all(len(set(responses[groups == g])) == 1 for g in range(C))
 
 
@@ -123,7 +123,7 @@ def test_a_part_that_is_none_is_refused_unpaid(part):
 
 
 def joint_ratio(first, second, reach=8):
-    """The largest log-ratio of P(counts, answers) over two rows of two classes in one cluster and one replacement.
+    """The largest log-ratio of P(counts, responses) over two rows of two classes in one cluster and one replacement.
 
     From the stated laws: discrete Laplace noise at `first`, then RRWithPrior at `second` under what it shows.
     """
@@ -149,8 +149,8 @@ def joint_ratio(first, second, reach=8):
     )
 
 
-def test_both_looks_together_are_epsilon_private_and_no_less():
-    """Exact, over every pair of neighbours. Planted: the answers get ε instead of what is left of it."""
+def test_both_queries_together_are_epsilon_private_and_no_less():
+    """Exact, over every pair of neighbours. Planted: the responses get ε instead of what is left of it."""
     first, second = split_of(1.5, 2, 1, prior_epsilon=0.5)
     assert joint_ratio(first, second) == pytest.approx(1.5, rel=1e-9)
     assert joint_ratio(first, 1.5) > 1.5 * 1.2
@@ -161,7 +161,7 @@ def test_both_looks_together_are_epsilon_private_and_no_less():
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
 def test_the_steps_are_those_of_algorithm_4(epsilon, tmp_path):
-    """The same noise through the steps written out here gives the same answers."""
+    """The same noise through the steps written out here gives the same responses."""
     _, labels, clusters = problem()
     run(vault(seed=7), epsilon, folder=tmp_path, prior_epsilon=0.1)
     rng, groups, secret = SecureRandom(7), clusters.members.numpy(), labels.astype(np.uint8)
@@ -174,7 +174,7 @@ def test_the_steps_are_those_of_algorithm_4(epsilon, tmp_path):
         positive = [max(0, h) for h in noisy[g]]
         prior[g] = [h / sum(positive) if sum(positive) else 1 / K for h in positive]
     responses = PriorResponse(second, prior[groups]).sample(secret, rng).responses
-    assert np.array_equal(load_labels(tmp_path / "answers.npz").responses, responses)
+    assert np.array_equal(load(tmp_path / "responses.npz").responses, responses)
 
 
 def test_a_cluster_that_noise_emptied_has_a_uniform_prior():
@@ -200,8 +200,8 @@ def test_the_prior_is_the_clusters_distribution():
     assert box.ledger.histories[0][0][0].event == counts.event()
 
 
-def test_answers_under_the_prior_are_right_as_often_as_it_says():
-    """Labels that follow the prior: 200,000 answers, six deviations. Far more often than plain randomized response."""
+def test_responses_under_the_prior_are_right_as_often_as_it_says():
+    """Labels that follow the prior: 200,000 responses, six deviations. Far oftener than plain randomized response."""
     generator = np.random.default_rng(3)
     table = generator.dirichlet(np.full(K, 0.3), size=20)
     labels = np.concatenate([generator.choice(K, size=10_000, p=channel) for channel in table])
@@ -226,7 +226,7 @@ def test_it_learns(learn, epsilon):
 
 
 def test_at_small_epsilon_it_beats_randomized_response():
-    """ε = 0.3, plain answers are right 31% of the time; under the prior three times as often."""
+    """ε = 0.3, plain responses are right 31% of the time; under the prior three times as often."""
     x, labels, _ = problem()
     plain = per_row.rr(network(), x, vault(seed=2), epsilon=0.3, fit=TRAIN)
     assert accuracy(run(vault(seed=2), 0.3), x, labels) > accuracy(plain, x, labels) + 0.1
@@ -251,13 +251,13 @@ def test_one_class_and_one_row():
     assert box.certificate().epsilon == 1.0
 
 
-def test_both_looks_or_none():
+def test_both_queries_or_none():
     box = vault(Budget(0.9))
     with pytest.raises(BudgetExceededError):
         run(box, 1.0)
     assert box.certificate().epsilon == 0.0
     with pytest.raises(BudgetExceededError):
-        run(vault(Budget(0.6)), 1.0, prior_epsilon=0.5)  # two equal looks are two looks
+        run(vault(Budget(0.6)), 1.0, prior_epsilon=0.5)  # two equal queries are two queries
 
 
 def test_rows_that_do_not_match_are_refused_unpaid():
@@ -297,7 +297,7 @@ def test_a_killed_run_resumes_without_asking_again(tmp_path):
     assert poor.certificate().epsilon == 0.0
 
 
-def test_a_run_killed_between_its_looks_asks_only_the_second(tmp_path, monkeypatch):
+def test_a_run_killed_between_its_queries_draws_only_the_second(tmp_path, monkeypatch):
     whole = weights(run(vault(seed=3)))
     box = vault(Budget(1.0), seed=3)
 
@@ -313,7 +313,7 @@ def test_a_run_killed_between_its_looks_asks_only_the_second(tmp_path, monkeypat
     assert box.certificate().epsilon == 1.0
 
 
-def test_kept_looks_are_bound_to_their_question(tmp_path):
+def test_kept_releases_are_bound_to_their_query(tmp_path):
     run(vault(), 1.0, folder=tmp_path, prior_epsilon=0.25)
     box = vault()
     for other in (

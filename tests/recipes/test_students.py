@@ -37,8 +37,8 @@ TRAIN = functools.partial(fit, epochs=4, batch_size=32, optimizer=adam(1e-2), sc
 
 
 @functools.cache
-def pictures(seed=0):
-    """One small stroke per picture, at a random place: what it looks like is its class. Pixels alone say little."""
+def strokes(seed=0):
+    """One small stroke per image, at a random place: what it looks like is its class. Pixels alone say little."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, K, size=N)
     strokes = np.stack([np.eye(4), np.fliplr(np.eye(4)), np.tile([0, 1, 0, 1], (4, 1))])
@@ -51,7 +51,7 @@ def pictures(seed=0):
 @functools.cache
 def noisy_teacher(right=0.6, seed=1):
     """Probabilities whose first choice is right this often, at random: surer where right, as calibrated ones are."""
-    _, labels = pictures()
+    _, labels = strokes()
     generator = Generator().manual_seed(seed)
     wrong = (labels + torch.randint(1, K, (N,), generator=generator)) % K
     chosen = torch.where(torch.rand(N, generator=generator) < right, labels, wrong)
@@ -70,7 +70,7 @@ def weights(model):
 
 def run(probabilities=None, **settings):
     teacher = noisy_teacher() if probabilities is None else probabilities
-    return train(network(), pictures()[0], teacher, **{"fit": TRAIN, **settings})
+    return train(network(), strokes()[0], teacher, **{"fit": TRAIN, **settings})
 
 
 # -- privacy -------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_nothing_here_can_ask_a_vault():
     for function in (train, distil.train_after, distil.linear_after, distil.train_on_most_confident):
         assert "vault" not in {name.lower() for name in inspect.signature(function).parameters}
     with pytest.raises(ValueError, match="LabelVault"):
-        run(LabelVault(pictures()[1].numpy(), K))
+        run(LabelVault(strokes()[1].numpy(), K))
 
 
 # -- weights and targets -------------------------------------------------------------------------------------
@@ -121,13 +121,13 @@ def test_the_objective_is_the_weighted_cross_entropy():
 
 def test_rows_without_weight_are_not_learnt_from():
     """Half the rows have the classes turned round and no weight: the student does not notice them."""
-    _, labels = pictures()
+    _, labels = strokes()
     onehot = torch.nn.functional.one_hot(labels, K).float()
     turned = torch.arange(N) % 2 == 0
     lies = torch.where(turned[:, None], onehot.roll(1, dims=1), onehot)
     honest = run(lies, weigh=lambda _: (~turned).float())
-    assert accuracy(honest, *pictures(5)) > 0.9
-    assert accuracy(run(lies), *pictures(5)) < 0.8
+    assert accuracy(honest, *strokes(5)) > 0.9
+    assert accuracy(run(lies), *strokes(5)) < 0.8
 
 
 def test_generations_learn_from_the_mix_and_start_again():
@@ -142,10 +142,10 @@ def test_generations_learn_from_the_mix_and_start_again():
     assert len(seen) == 2
     assert torch.equal(seen[0][0], teacher)
     assert torch.equal(seen[1][0], teacher)
-    student = predict(first, pictures()[0]).softmax(dim=1)
+    student = predict(first, strokes()[0]).softmax(dim=1)
     assert torch.equal(seen[0][1], student)
     second = run(0.75 * teacher + 0.25 * student)
-    assert torch.allclose(predict(second, pictures()[0]).softmax(dim=1), seen[1][1], atol=1e-4)
+    assert torch.allclose(predict(second, strokes()[0]).softmax(dim=1), seen[1][1], atol=1e-4)
     third = run(0.75 * teacher + 0.25 * seen[1][1])
     assert torch.allclose(weights(model), weights(third), atol=1e-3)
 
@@ -208,18 +208,18 @@ def test_matched_generations_are_the_mix_corrected():
 
 def test_the_student_beats_its_teacher():
     """The teacher is right on 60% of the rows; its errors are at random, so what holds for many rows is right."""
-    images, labels = pictures()
+    images, labels = strokes()
     assert (noisy_teacher().argmax(dim=1) == labels).float().mean() < 0.65
     student = run()
     assert not student.training
     assert accuracy(student, images, labels) > 0.85
-    assert accuracy(student, *pictures(5)) > 0.85
-    assert accuracy(run(generations=2), *pictures(5)) > 0.85
+    assert accuracy(student, *strokes(5)) > 0.85
+    assert accuracy(run(generations=2), *strokes(5)) > 0.85
 
 
 def test_after_one_look_in_one_line():
-    """A look at pixels, a head that is often wrong, and its student; the certificate says what the look cost."""
-    images, labels = pictures()
+    """A moment of pixels, a head that is often wrong, and its student; the certificate says what the moment cost."""
+    images, labels = strokes()
     features = torch.nn.functional.avg_pool2d(images, 2).flatten(1)
     box = LabelVault(labels.numpy(), K, rng=SecureRandom(5))
     quick = functools.partial(tune, plans=[Plan(16)], clusterings=1, draws=1)
@@ -236,7 +236,7 @@ def test_after_one_look_in_one_line():
 
 def test_one_line_for_images_and_for_rows():
     """The usual settings, cut to a few epochs: images are changed, rows mixed."""
-    images, labels = pictures()
+    images, labels = strokes()
     model = train(network(), images, noisy_teacher(), fit=usual_fit(images, epochs=15))
     assert accuracy(model, images, labels) > 0.7
     noise = torch.randn(N, K, generator=Generator().manual_seed(0))
@@ -260,7 +260,7 @@ def test_the_usual_settings_follow_the_inputs():
 @pytest.mark.parametrize("flip", [True, False, None])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_mirrors_only_where_they_keep_the_class(channels, flip):
-    """A dark left and a bright right half: a mirrored picture has them the other way round."""
+    """A dark left and a bright right half: a mirrored image has them the other way round."""
     images = torch.ones(200, channels, 28, 28)
     images[..., :14] = -1
     changed = distil.image_changes(images, flip)(images, Generator().manual_seed(0))

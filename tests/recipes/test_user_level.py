@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.synthetic import synthetic_attribution_stand_in
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
-from labeldp.data.synthetic import synthetic_attribution_stand_in
 from labeldp.learning.evidence import forward_corrected
 from labeldp.learning.optimisers import adam
 from labeldp.learning.train import fit, predict
 from labeldp.mechanisms.users import UserVault
 from labeldp.models.zoo import attribution_network
 from labeldp.recipes import per_row
-from labeldp.recipes.common import take_rows
+from labeldp.recipes.arguments import take_rows
 from labeldp.recipes.per_row import rr as train_on_responses
 from labeldp.results.measure import auc
 
@@ -44,7 +44,7 @@ def score(model, data):
 LEARN = functools.partial(fit, epochs=4, batch_size=128, optimizer=adam(3e-3))
 
 
-def test_answers_teach_and_the_worst_user_pays_epsilon():
+def test_responses_teach_and_the_worst_user_pays_epsilon():
     data = synthetic_attribution_stand_in(4000, 2000, budget=Budget(8.0))
     model = train_on_responses(network(data), tensors(data.train), data.vault, epsilon=8.0, cap=2, fit=LEARN)
     assert score(model, data) > 0.7
@@ -63,7 +63,7 @@ def test_other_ways_to_share_and_to_learn(more):
 
 
 def seen_by_fit(vault, cap, **more):
-    """What `fit` is given: the row numbers it trains on and the objective's private answers."""
+    """What `fit` is given: the row numbers it trains on and the objective's private responses."""
     got = {}
 
     def spy(model, inputs, objective, /, *, rows, **_):
@@ -91,7 +91,7 @@ def test_every_user_counts_cap_times_and_a_repeated_row_has_one_answer():
 
 def responses_of(vault, folder, epsilon=1.0, cap=2, delta=0.0):
     inputs = torch.zeros(len(vault), 1)
-    return per_row._of_users(vault, inputs, epsilon, delta, cap, False, 0, folder / "answers.npz")[0]
+    return per_row._of_users(vault, inputs, epsilon, delta, cap, False, 0, folder / "responses.npz")[0]
 
 
 def test_a_resumed_run_does_not_ask_again(tmp_path):
@@ -108,7 +108,7 @@ def test_a_resumed_run_does_not_ask_again(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"epsilon": 2.0}, {"cap": 3}, {"delta": 1e-3}])
-def test_kept_answers_to_another_question_are_refused(tmp_path, change):
+def test_kept_responses_to_another_query_are_refused(tmp_path, change):
     vault = UserVault(np.zeros(40, int), np.repeat(np.arange(10), 4), 2)
 
     responses_of(vault, tmp_path)

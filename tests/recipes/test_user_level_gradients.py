@@ -124,14 +124,14 @@ def question(noise_std, rate, box):
 
 
 def test_what_is_reported_ends_at_the_certificate():
-    told, box = [], vault()
+    reports, box = [], vault()
     train(
         network(), problem()[0], box, epsilon=2.0, steps=10, batch_size=30, denoiser=no_op(), every=4,
-        report=told.append,
+        report=reports.append,
     )  # fmt: skip
-    assert [progress.step for progress in told] == [4, 8, 10]
-    assert told[-1].epsilon == box.certificate(1e-5).epsilon
-    assert told[-1].passes == 2.5
+    assert [progress.step for progress in reports] == [4, 8, 10]
+    assert reports[-1].epsilon == box.certificate(1e-5).epsilon
+    assert reports[-1].passes == 2.5
 
 
 class Killed(Exception):

@@ -116,7 +116,7 @@ def test_a_killed_save_leaves_no_half_folder(tmp_path):
     code = (
         "import os, signal, sys, pathlib; sys.path.insert(0, sys.argv[2])\n"
         "from tests.results.resulthelp import result\n"
-        "from labeldp.results import drafting\n"
+        "from labeldp.results.folder import drafting\n"
         "with drafting(pathlib.Path(sys.argv[1]) / 'model') as draft:\n"
         "    draft.write(result())\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

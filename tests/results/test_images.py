@@ -10,7 +10,7 @@ from labeldp.data.door import NAMES, OpenLabels, OpenRows, PrivateData, read
 from labeldp.data.request import TableError
 from labeldp.estimator import spending
 from labeldp.results.folder import ArtifactError, drafting
-from labeldp.results.training import load, network_for, result_of, trained
+from labeldp.results.model import load, method_for_images, network_for, result_of, trained
 from labeldp.results.verify import verify_folder
 
 pytest.importorskip("torch")
@@ -28,7 +28,7 @@ def images(count, seed, side=28, channels=1):
 
 
 def halves():
-    (train, labels), (test, opened) = images(300, 0), images(100, 1)
+    (train, labels), (test, opened) = images(160, 0), images(100, 1)
     vault = LabelVault(labels, 2)
     return PrivateData("halves", "", train, vault, ("up", "down"), test=OpenRows(test, OpenLabels(opened)))
 
@@ -55,12 +55,10 @@ def test_a_model_of_images_comes_back(tmp_path, method, network):
 
 
 def test_auto_is_chosen_from_public_numbers():
-    from labeldp.results import training
-
-    method, why = training._for_images(halves(), 0.05, None, "auto", "cpu", "")
-    expected = choose(300, 2, 0.05, 1e-5, feature_dim=784, modality="images", device="cpu")
+    method, why = method_for_images(halves(), 0.05, None, "auto", "cpu")
+    expected = choose(160, 2, 0.05, 1e-5, feature_dim=784, modality="images", device="cpu")
     assert (method, why) == (expected.recipe, expected.reason)
-    assert training._for_images(halves(), 1.0, None, "rr", "cpu", "asked")[0] == "rr"
+    assert method_for_images(halves(), 1.0, None, "rr", "cpu")[0] == "rr"
 
 
 def test_shapes_without_a_network_are_refused():

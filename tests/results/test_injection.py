@@ -9,12 +9,13 @@ import tomllib
 import pyarrow as pa
 import pytest
 
-from labeldp.cli.app import _run
+from labeldp.cli.app import run
+from labeldp.results.card import code, in_markdown
 from labeldp.results.facts import gather
 from labeldp.results.folder import drafting
+from labeldp.results.model import for_spreadsheets
 from labeldp.results.report import page
 from labeldp.results.verify import verify_folder
-from labeldp.results.writing import code, for_spreadsheets, in_markdown
 from tests.commands import labeldp
 from tests.results.resulthelp import result
 
@@ -110,7 +111,7 @@ def test_predictions_open_in_a_spreadsheet_without_running_anything(tmp_path, ca
     )  # fmt: skip
     asked = ("predict", tmp_path / "model", tmp_path / "t.csv", "--keep", "@id", "--probabilities")
     capfd.readouterr()
-    assert _run([str(word) for word in asked]) == 0
+    assert run([str(word) for word in asked]) == 0
     shown = capfd.readouterr().out
     labeldp(*asked, "--out", tmp_path / "now.csv", "--quiet", check=0)
     for text in (shown, (tmp_path / "now.csv").read_text()):

@@ -6,11 +6,10 @@ import re
 import pytest
 
 from labeldp.core.random import SecureRandom
+from labeldp.results.card import belief_after, belief_below
 from labeldp.results.facts import gather
 from labeldp.results.folder import ArtifactError
-from labeldp.results.report import page, write_page
-from labeldp.results.sections import growth
-from labeldp.results.words import belief_after, belief_below
+from labeldp.results.report import growth, page, write_page
 from tests import commands
 from tests.results.reporthelp import AUDIT, CURVES, audited, many_looks, result, saved
 
@@ -196,8 +195,8 @@ def test_labels_that_are_numbers_have_no_chart_of_accuracy(tmp_path):
 
 
 def test_what_is_expected_is_what_was_measured_there(tmp_path):
-    from labeldp.choosing.measured import points
-    from labeldp.results.sections import expected
+    from labeldp.choosing.predict import points
+    from labeldp.results.report import expected
 
     known = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.key) == ("fashion_mnist", "lp_mst")}
     made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000)

@@ -5,10 +5,9 @@ import logging
 
 import pytest
 
-from labeldp.budgets.address import shown_address
-from labeldp.results.folder import drafting
+from labeldp.budgets.keys import shown_address
+from labeldp.results.folder import drafting, run_toml
 from labeldp.results.signing import SigningKey
-from labeldp.results.writing import run_toml
 from tests.commands import labeldp
 from tests.results.resulthelp import result
 

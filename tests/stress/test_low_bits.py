@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from labeldp.core.random import SecureRandom
+from labeldp.mechanisms.common import grid_std
 from labeldp.mechanisms.gradients.noise import grid_step, rounded_on, with_noise
-from labeldp.mechanisms.teachers import grid_std
 from tests.mechanisms.low_bits import STD, claim, contradicts, gradient_sum, moments, user_sum
 
 pytestmark = pytest.mark.stress
@@ -40,7 +40,7 @@ def test_votes():
 
     def release(share):
         return lambda label, rng: (
-            label + rng.discrete_gaussian(grid_std(STD * share), DRAWS).astype(np.float64) * 2.0**-10
+            label + rng.discrete_gaussian(grid_std(STD * share, 1 << 10), DRAWS).astype(np.float64) * 2.0**-10
         )
 
     assert not contradicts(release(1.0), claim())

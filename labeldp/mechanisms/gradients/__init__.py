@@ -1,4 +1,4 @@
-"""Noisy gradient sums: per-example gradients, their bounds, the batch and the noise."""
+"""Release noisy gradient sums: per-example gradients, their bounds, the batch and the noise."""
 
 from importlib.util import find_spec
 

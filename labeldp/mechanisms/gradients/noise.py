@@ -1,4 +1,4 @@
-"""Noise for sums on a device: a grid that sums are rounded to, and rounded Gaussian noise in steps of it.
+"""Round sums to a grid and draw rounded Gaussian noise in steps of it, on the device where the sums are.
 
 A sum S ∈ R^d that a replaced label moves by at most D is brought to the grid, T = round(S/g), and released as T + N
 with N = round(Z/g), Z ~ N(0, s²I), all in integers (float64 holds them exactly).
@@ -42,12 +42,12 @@ def grid_step(noise_std: float, diameter: float, size: int, longest: float) -> f
 
 
 def with_noise(total: Tensor, step: float, noise: Tensor) -> Tensor:
-    """Return a sum, brought to the grid, with noise in steps of it; all numbers are below 2^53 steps, so exact.
+    """Bring a sum to the grid and add noise in steps of it, in place; all numbers are below 2^53 steps, so exact.
 
     >>> with_noise(torch.tensor([0.3, -1.0], dtype=torch.float64), 0.25, torch.tensor([1.0, 0.0], dtype=torch.float64))
     tensor([ 0.5000, -1.0000], dtype=torch.float64)
     """
-    return ((total / step).round_() + noise) * step
+    return total.div_(step).round_().add_(noise).mul_(step)
 
 
 def rounded_on(device: torch.device, size: int, std: float, rng: SecureRandom) -> Callable[[], Tensor]:
@@ -64,14 +64,16 @@ def rounded_on(device: torch.device, size: int, std: float, rng: SecureRandom) -
 
     def drawn() -> list[Tensor]:
         counts = (min(_NORMALS_AT_ONCE, size - start) for start in range(0, size, _NORMALS_AT_ONCE))
-        return [torch.as_tensor(rng.words(2 * ((n + 1) // 2)).view(np.int64).reshape(2, -1)) for n in counts]
+        found = [torch.as_tensor(rng.words(2 * ((n + 1) // 2)).view(np.int64).reshape(2, -1)) for n in counts]
+        # From pinned memory the device fetches them when it comes to it, and the host goes on.
+        return [pairs.pin_memory() for pairs in found] if device.type == "cuda" else found
 
     words = _BESIDE.submit(drawn)
 
     def finish() -> Tensor:
         parts = [torch.zeros(0, dtype=torch.float64).to(device)]
         for pairs in words.result():
-            rounded, doubt = box_muller(pairs.to(device), std)
+            rounded, doubt = box_muller(pairs.to(device, non_blocking=True), std)
             for place in doubt.nonzero()[:, 0].cpu().numpy():
                 settled = settle_pair(rng, int(pairs[0, place]), int(pairs[1, place]), std)
                 rounded[:, place] = torch.tensor(settled, dtype=torch.float64).to(device)
@@ -82,13 +84,14 @@ def rounded_on(device: torch.device, size: int, std: float, rng: SecureRandom) -
 
 
 def box_muller(pairs: Tensor, std: float) -> tuple[Tensor, Tensor]:
-    """Return rounded pairs, (2, m) float64, and which are in doubt, (m,), as `SecureRandom` makes them."""
-    unit = pairs.double() * 2.0**-64
+    """Return rounded pairs, (2, m) float64, and which are in doubt, (m,), as `SecureRandom` makes them.
+
+    Sine and cosine come from one function here; the bound on errors, in `labeldp.core.random`, allows for either way.
+    """
+    unit = pairs.double().mul_(2.0**-64)
     chance = unit[0] + (pairs[0] < 0)
-    radius = (-2.0 * chance.log()).sqrt() * std
-    tangent = (unit[1] * math.pi).tan()
-    versed = 2.0 / (1.0 + tangent * tangent)
-    exact = torch.stack([radius * (versed - 1.0), radius * (versed * tangent)])
+    radius = chance.log().mul_(-2.0).sqrt_().mul_(std)
+    exact = torch.view_as_real(torch.polar(radius, unit[1] * (2.0 * math.pi))).mT
     rounded = exact.round()
-    doubt = (exact - rounded).abs().amax(0) > 0.5 - std * DOUBT
-    return rounded, doubt | ((chance - 0.5).abs() > 0.5 - EXTREME)
+    doubt = (exact - rounded).abs_().amax(0) > 0.5 - std * DOUBT
+    return rounded, doubt | ((chance - 0.5).abs_() > 0.5 - EXTREME)

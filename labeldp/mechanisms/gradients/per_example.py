@@ -1,14 +1,7 @@
-"""Per-example gradients: their table, and sums of bounded ones that never hold it.
+"""Compute per-example gradients: their table, and sums of bounded ones that never hold it.
 
 Parameters are the trainable ones, in the order of `model.parameters()`, flattened into one vector (P,). No row's
-gradient depends on which other rows are in the batch (see `layer_gradients`).
-
-Bounded gradient sums recorded once as a CUDA graph and replayed: one launch in place of hundreds.
-
-A small network keeps a GPU busy for a tenth of the time that its host needs to launch the kernels of one step. Batches
-drawn in secret have another size each time; they are filled up with rows of weight zero to one of a few sizes, each of
-which is recorded when it is met for the second time. (A fixed set of sizes also hides how large a batch was from
-whoever measures time.)
+gradient depends on which other rows are in the batch (see `layers`).
 """
 
 # torch's own types are partly unknown; all else is checked strictly.
@@ -34,38 +27,12 @@ from labeldp.mechanisms.gradients.layers import (
     Loss,
     Parameters,
     Piece,
-    Plan,
-    Table,
-    cross_entropy,
     full_precision,
-    own_generator,
     pieces,
-    plan_for,
-    rows_at_once,
     table,
 )
-
-__all__ = [
-    "Factors",
-    "Inputs",
-    "Loss",
-    "bounded",
-    "bounded_sum",
-    "candidates_of",
-    "clip_factors",
-    "clipped_sum",
-    "columns_of",
-    "cross_entropy",
-    "device_of",
-    "gradients",
-    "load_parameter_vector",
-    "norm_factors",
-    "own_generator",
-    "parameter_vector",
-    "refuse_batch_norm",
-    "refusing_state",
-    "trainable",
-]
+from labeldp.mechanisms.gradients.plans import plan_for, rows_at_once
+from labeldp.mechanisms.gradients.terms import Table
 
 # One tensor, or one per argument of the model; the first dimension counts rows.
 Inputs = Tensor | tuple[Tensor, ...]
@@ -81,7 +48,7 @@ SMALLEST = 2.0**-120
 
 
 def parameter_vector(model: nn.Module) -> Tensor:
-    """A copy of the trainable parameters as one vector (P,).
+    """Return a copy of the trainable parameters as one vector (P,).
 
     >>> parameter_vector(nn.Linear(2, 3)).shape
     torch.Size([9])
@@ -173,14 +140,14 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def gradients(model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Every row's gradient of the loss, (b, P), in float32 or wider.
+    """Return every row's gradient of the loss, (b, P), in float32 or wider.
 
     >>> model = nn.Linear(1, 2, bias=False)
     >>> gradients(model, lambda logits, labels: logits[:, 0], torch.tensor([[3.0], [5.0]]), torch.tensor([0, 1]))
     tensor([[3., 0.],
             [5., 0.]])
     """
-    found = [_zeros(model)[None, :][:0].to(kind_of(model))]
+    found = [zeros(model)[None, :][:0].to(kind_of(model))]
     for _, part in _chunks(model, loss, inputs, labels[:, None], chunk):
         with full_precision():
             found.append(table(part, trainable(model))[:, 0])
@@ -225,20 +192,21 @@ def bounded_sum(
     and of its responses that of the row's label is used.
     """
     every, choice = candidates_of(labels, num_classes)
-    total = _zeros(model)
+    total = zeros(model)
     for rows, found in _chunks(model, loss, inputs, every, chunk):
         bounded(total, found, factors, choice[rows], model)
     # A gradient that is not finite has the factor zero, but zero times infinity is not a number. Rare, and found by
     # one query at the sum (the only wait for the device); then everything is done again with such entries removed.
-    if not bool(total.isfinite().all()):
-        total = _zeros(model)
+    # Entries are bounded, far too small for their sum to overflow.
+    if not math.isfinite(float(total.sum())):
+        total = zeros(model)
         for rows, found in _chunks(model, loss, inputs, every, chunk, direct=True):
             bounded(total, found, factors, choice[rows], model, clean=True)
     return total
 
 
 def candidates_of(labels: Tensor, num_classes: int | None) -> tuple[Tensor, Tensor]:
-    """The candidate labels of every row, (b, k), and which of them is its own, (b,): one candidate, or every class."""
+    """Return the candidate labels of every row, (b, k), one or every class, and which of them is its own, (b,)."""
     if num_classes is None:
         return labels[:, None], torch.zeros_like(labels)
     return torch.arange(num_classes, device=labels.device).expand(len(labels), num_classes), labels
@@ -269,7 +237,7 @@ def bounded(
 
 
 def norm_factors(clip: float, gram: Tensor, errors: Tensor) -> Tensor:
-    """min(1, clip / norm) of each row's candidates, (b, k), never above it for what is added up.
+    """Return min(1, clip / norm) of each row's candidates, (b, k), never above it for what is added up.
 
     Zero where the norm is not finite, or so large that the factor would lose its digits in float32.
     """
@@ -280,7 +248,7 @@ def norm_factors(clip: float, gram: Tensor, errors: Tensor) -> Tensor:
 
 
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """min(1, clip / norm) for norms that were summed in float32, a little below; 0 where the norm is not finite."""
+    """Return min(1, clip / norm) for norms summed in float32, a little below; 0 where the norm is not finite."""
     factors = (clip * (1 - ROUNDING) / norms).clamp(max=1.0)
     return torch.where(norms.isfinite() & (factors >= SMALLEST), factors, 0.0)
 
@@ -288,7 +256,7 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
 def _chunks(
     model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, chunk: int | None, direct: bool = False
 ) -> Iterator[tuple[slice, list[Piece]]]:
-    """The gradients of consecutive rows under the labels (b, k), as terms, with the rows they belong to."""
+    """Yield the gradients of consecutive rows under the labels (b, k), as terms, with the rows they belong to."""
     refuse_batch_norm(model)
     parameters, columns = trainable(model), columns_of(inputs)
     if len(labels) == 0 or not parameters:
@@ -300,25 +268,21 @@ def _chunks(
     step = chunk or math.ceil(len(labels) / math.ceil(len(labels) / most))
     for start in range(0, len(labels), step):
         rows = slice(start, start + step)
-        yield rows, pieces(plan, model, loss, _laid_out(columns, rows), labels[rows], parameters)
+        part = tuple(_laid_out(column[rows]) for column in columns)
+        yield rows, pieces(plan, model, loss, part, labels[rows], parameters)
 
 
-def _laid_out(columns: Columns, rows: slice) -> Columns:
-    """The rows, images with their channels last: on a processor convolution and pooling are faster so."""
-    return tuple(
-        _channels_last(column[rows]) if column.dim() == 4 and column.device.type == "cpu" else column[rows]
-        for column in columns
-    )
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    """With strides that say so even where there is one channel, or layers would not notice."""
-    _, channels, _, width = images.shape
-    laid = images.contiguous(memory_format=torch.channels_last)
+def _laid_out(part: Tensor) -> Tensor:
+    """Return images with their channels last: on a processor convolution and pooling are faster so."""
+    if part.dim() != 4 or part.device.type != "cpu":
+        return part
+    # Strides that say so even where there is one channel, or layers would not notice.
+    _, channels, _, width = part.shape
+    laid = part.contiguous(memory_format=torch.channels_last)
     return laid.as_strided(laid.shape, (laid[0].numel(), 1, width * channels, channels))
 
 
-def _zeros(model: nn.Module) -> Tensor:
+def zeros(model: nn.Module) -> Tensor:
     """Return float64 zeros, (P,), where the parameters are."""
     return torch.zeros(num_parameters(model), dtype=torch.float64, device=device_of(model))
 
@@ -334,114 +298,15 @@ def kind_of(model: nn.Module) -> torch.dtype:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's parameters are; the processor for a model without any."""
+    """Return where the model's parameters are; the processor for a model without any."""
     return next((value.device for value in model.parameters()), torch.device("cpu"))
 
 
 def trainable(model: nn.Module) -> Parameters:
-    """The trainable parameters by name, without their history."""
+    """Return the trainable parameters by name, without their history."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def columns_of(inputs: Inputs) -> Columns:
     """Return the inputs as one tensor per argument of the model."""
     return inputs if isinstance(inputs, tuple) else (inputs,)
-
-
-# -- sums recorded once as a CUDA graph and replayed ---------------------------------------------------------
-
-
-# Runs before a recording: libraries choose their algorithms and take their workspace then.
-_WARM_UP = 3
-# Sizes are eighths of a power of two, and never finer than this.
-_FINEST = 32
-
-
-class ReplayedSum:
-    """`bounded_sum` of one model on a GPU. Call it with (columns, labels); None where it cannot be recorded.
-
-    What is recorded belongs to these weights in this memory, this loss and these factors; it is recorded anew where the
-    weights have moved. Which rows a batch had, and their labels, are wiped from its memory as soon as the sum is there.
-    """
-
-    def __init__(self, model: nn.Module, loss: Loss, factors: Factors, num_classes: int | None) -> None:
-        self._model, self._loss, self._factors, self._num_classes = model, loss, factors, num_classes
-        self._recorded: dict[int, _Recording] = {}
-        self._met: set[int] = set()
-        self._key: object = None
-
-    def __call__(self, columns: Columns, labels: Tensor) -> Tensor | None:
-        """Σ_i f_i g_i, (P,), not looked at: an entry may not be finite."""
-        size = padded(len(labels))
-        parameters = trainable(self._model)
-        if not self._is_possible(columns, labels, size, parameters):
-            return None
-        if size not in self._met:
-            self._met.add(size)
-            return None
-        if size not in self._recorded:
-            self._recorded[size] = _Recording(self, size, columns, parameters)
-        return self._recorded[size].replay(columns, labels)
-
-    def _is_possible(self, columns: Columns, labels: Tensor, size: int, parameters: Parameters) -> bool:
-        on_device = all(value.is_cuda for value in (*columns, labels, *parameters.values()))
-        if not (on_device and parameters and len(labels)) or torch.is_autocast_enabled("cuda"):
-            return False
-        refuse_batch_norm(self._model)
-        self.plan = plan_for(self._model, self._loss, columns, parameters)
-        # Recordings are of addresses. A changed plan is another computation.
-        key = (self.plan, *(value.data_ptr() for value in parameters.values()))
-        if key != self._key:
-            self._recorded, self._met, self._key = {}, set(), key
-        return bool(self.plan.chain) and size <= rows_at_once(self.plan, parameters, self._num_classes or 1)
-
-    def compute(self, columns: Columns, labels: Tensor, weights: Tensor, plan: Plan, parameters: Parameters) -> Tensor:
-        """What is recorded."""
-        every, choice = candidates_of(labels, self._num_classes)
-        found = pieces(plan, self._model, self._loss, columns, every, parameters)
-        return bounded(_zeros(self._model), found, self._factors, choice, self._model, weights=weights)
-
-
-class _Recording:
-    """A graph for batches of up to `size` rows, and the memory that it reads and writes."""
-
-    def __init__(self, owner: ReplayedSum, size: int, columns: Columns, parameters: Parameters) -> None:
-        device = columns[0].device
-        self._columns = tuple(column.new_zeros(size, *column.shape[1:]) for column in columns)
-        self._labels = torch.zeros(size, dtype=torch.int64, device=device)
-        self._weights = torch.zeros(size, dtype=torch.float64, device=device)
-
-        def compute() -> Tensor:
-            return owner.compute(self._columns, self._labels, self._weights, owner.plan, parameters)
-
-        beside = torch.cuda.Stream(device)
-        beside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(beside):
-            for _ in range(_WARM_UP):
-                compute()
-        torch.cuda.current_stream(device).wait_stream(beside)
-        self._graph = torch.cuda.CUDAGraph()
-        # thread_local: noise is drawn beside this in another thread.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._total = compute()
-
-    def replay(self, columns: Columns, labels: Tensor) -> Tensor:
-        rows = len(labels)
-        for own, column in zip(self._columns, columns, strict=True):
-            own[:rows].copy_(column)
-        self._labels[:rows].copy_(labels)
-        self._weights[:rows].fill_(1.0)
-        self._graph.replay()
-        for own in (*self._columns, self._labels, self._weights):
-            own.zero_()
-        return self._total.clone()
-
-
-def padded(rows: int) -> int:
-    """The size that a batch is filled up to: the next eighth of a power of two, at least a multiple of 32.
-
-    >>> [padded(rows) for rows in (1, 100, 1000, 1030)]
-    [32, 128, 1024, 1152]
-    """
-    step = max(_FINEST, 1 << max(0, rows.bit_length() - 4))
-    return -(-rows // step) * step

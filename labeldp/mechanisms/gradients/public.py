@@ -1,4 +1,4 @@
-"""The gradients that public rows would have under every class: products with them, and the matrix where it fits.
+"""Multiply with the gradients that public rows would have under every class; keep their matrix where it fits.
 
 No label enters. They stand here, beside the gradients of true labels, because they share their code: the gradient of a
 loss of (logits, class) is a product with the Jacobian of the logits, ∇_θ ℓ(z_i, k) = J_iᵀ ∇_z ℓ(z_i, k), so one
@@ -26,8 +26,6 @@ from labeldp.mechanisms.gradients.layers import (
     cross_entropy,
     full_precision,
     pieces,
-    plan_for,
-    rows_at_once,
     table,
 )
 from labeldp.mechanisms.gradients.per_example import (
@@ -39,13 +37,14 @@ from labeldp.mechanisms.gradients.per_example import (
     refuse_batch_norm,
     trainable,
 )
+from labeldp.mechanisms.gradients.plans import plan_for, rows_at_once
 
 # Rows that go through the model together in a product; bytes of a matrix that is worth keeping without a GPU.
 _ROWS, _CPU_BYTES = 4096, 8 << 30
 
 
 class PublicGradients:
-    """All g_ik = ∇_θ ℓ(z_i, k): what row i of n would contribute to the gradient if its class were k of K.
+    """Hold all g_ik = ∇_θ ℓ(z_i, k): what row i of n would contribute to the gradient if its class were k of K.
 
     No label is needed for them. They are those at the model's present weights, which must stay as they are while this
     object is in use. The matrix G of all of them, n·K × P, is kept where it takes at most `memory` bytes (half of what
@@ -85,42 +84,42 @@ class PublicGradients:
     @property
     @full_precision()
     def logits(self) -> Tensor:
-        """z (n, K) at the model's present weights."""
+        """Return z (n, K) at the model's present weights."""
         return self.jacobian.logits
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, K)."""
+        """Return (n, K)."""
         rows, classes = self.logits.shape
         return rows, classes
 
     @property
     def num_parameters(self) -> int:
-        """P."""
+        """Return P."""
         return self.jacobian.num_parameters
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all numbers in and out: float32, or float64 for a model in float64."""
+        """Return the type of all numbers in and out: float32, or float64 for a model in float64."""
         return torch.promote_types(self.logits.dtype, torch.float32)
 
     @full_precision()
     def combine(self, alpha: Tensor) -> Tensor:
-        """Σ α_ik g_ik (P,) for α (n, K)."""
+        """Return Σ α_ik g_ik (P,) for α (n, K)."""
         if self.matrix is not None:
             return alpha.flatten() @ self.matrix
         return self.jacobian.vjp(torch.einsum("ik,ikj->ij", alpha, self._slopes))
 
     @full_precision()
     def correlate(self, vector: Tensor) -> Tensor:
-        """⟨g_ik, v⟩ (n, K) for v (P,)."""
+        """Return ⟨g_ik, v⟩ (n, K) for v (P,)."""
         if self.matrix is not None:
             return (self.matrix @ vector).view(self.shape)
         return torch.einsum("ikj,ij->ik", self._slopes, self.jacobian.jvp(vector))
 
     @full_precision()
     def columns(self, chosen: Tensor) -> Tensor:
-        """The candidates with these numbers i·K + k, (m, P)."""
+        """Return the candidates with these numbers i·K + k, (m, P)."""
         if self.matrix is not None:
             return self.matrix[chosen]
         rows, classes = chosen // self.shape[1], chosen % self.shape[1]
@@ -131,20 +130,20 @@ class PublicGradients:
 
     @full_precision()
     def coordinates(self, basis: Tensor) -> Tensor:
-        """⟨g_ik, v_j⟩ (n·K, r) for a basis (r, P)."""
+        """Return ⟨g_ik, v_j⟩ (n·K, r) for a basis (r, P)."""
         if self.matrix is not None:
             return self.matrix @ basis.mT
         return torch.cat([(block @ basis.mT).flatten(0, 1) for _, block in self._blocks()])
 
     @full_precision()
     def squared_norms(self) -> Tensor:
-        """|g_ik|² (n·K,)."""
+        """Return |g_ik|² (n·K,)."""
         return torch.cat([block.square().sum(-1).flatten() for _, block in self._blocks()])
 
     @cached_property
     @full_precision()
     def matrix(self) -> Tensor | None:
-        """G (n·K, P), or None where it does not fit."""
+        """Return G (n·K, P), or None where it does not fit."""
         logits = self.logits
         if not fits_memory(logits, self.num_parameters, self._memory):
             return None
@@ -166,7 +165,7 @@ class PublicGradients:
         return slopes if self._scales is None else slopes * self._scales[..., None]
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Candidates of consecutive rows, (b, K, P)."""
+        """Yield candidates of consecutive rows, (b, K, P)."""
         if self.matrix is not None:
             yield slice(0, self.shape[0]), self.matrix.view(*self.shape, -1)
             return
@@ -183,12 +182,12 @@ class PublicGradients:
 
 
 def _scaled(candidates: Tensor, factors: Tensor) -> Tensor:
-    """Zero where the factor is: a candidate that is not finite counts as nothing, as in the mechanism."""
+    """Scale candidates; one with the factor zero, which may not be finite, counts as nothing, as in the mechanism."""
     return torch.where(factors[..., None] > 0, candidates * factors[..., None], 0.0)
 
 
 class LogitJacobian:
-    """J_i = ∂z_i/∂θ (K, P) of the logits of every row, at the model's present weights, which must stay meanwhile.
+    """Multiply with J_i = ∂z_i/∂θ (K, P), the logits' Jacobian of every row, at weights that must stay meanwhile.
 
     θ are the trainable parameters in the order of `model.parameters()`, flattened. The products are forward and reverse
     differentiation (`torch.func`).
@@ -212,25 +211,29 @@ class LogitJacobian:
 
     @property
     def num_parameters(self) -> int:
-        """P."""
+        """Return P."""
         return sum(value.numel() for value in self._parameters.values())
 
     @cached_property
     def logits(self) -> Tensor:
-        """z (n, K)."""
+        """Return z (n, K)."""
         with torch.no_grad():
             return torch.cat([self._forward(part, self._parameters) for part in self._parts()])
 
     def jvp(self, vector: Tensor) -> Tensor:
-        """J v (n, K) for v (P,)."""
+        """Return J v (n, K) for v (P,)."""
         _refuse_dropout(self._model)
         _load_forward_rules()
-        moved = self._shaped(vector)
-        found = [jvp(partial(self._forward, part), (self._parameters,), (moved,)) for part in self._parts()]
+        values = self._parameters
+        if vector.shape != (self.num_parameters,):
+            raise ValueError(f"vector has shape {tuple(vector.shape)}; the model has {self.num_parameters} parameters")
+        parts = vector.split([value.numel() for value in values.values()])
+        moved = {name: part.view_as(value) for (name, value), part in zip(values.items(), parts, strict=True)}
+        found = [jvp(partial(self._forward, part), (values,), (moved,)) for part in self._parts()]
         return torch.cat([part[1] for part in found])
 
     def vjp(self, weights: Tensor) -> Tensor:
-        """Jᵀ u = Σ_i J_iᵀ u_i (P,) for u (n, K)."""
+        """Return Jᵀ u = Σ_i J_iᵀ u_i (P,) for u (n, K)."""
         _refuse_dropout(self._model)
         total = weights.new_zeros(self.num_parameters)
         for part in self._parts():
@@ -245,16 +248,9 @@ class LogitJacobian:
         rows = len(self._columns[0])
         return (slice(start, min(start + _ROWS, rows)) for start in range(0, rows, _ROWS))
 
-    def _shaped(self, vector: Tensor) -> Parameters:
-        values = self._parameters
-        if vector.shape != (self.num_parameters,):
-            raise ValueError(f"vector has shape {tuple(vector.shape)}; the model has {self.num_parameters} parameters")
-        parts = vector.split([value.numel() for value in values.values()])
-        return {name: part.view_as(value) for (name, value), part in zip(values.items(), parts, strict=True)}
-
 
 def logit_gradients(loss: Loss, logits: Tensor) -> Tensor:
-    """∂ℓ(z_i, k)/∂z for every row and class, (n, K, K): [i, k] is the gradient if the class were k.
+    """Return ∂ℓ(z_i, k)/∂z for every row and class, (n, K, K): [i, k] is the gradient if the class were k.
 
     For the cross-entropy softmax(z_i) − e_k.
 
@@ -270,7 +266,7 @@ def logit_gradients(loss: Loss, logits: Tensor) -> Tensor:
 def candidate_gradients(
     model: nn.Module, loss: Loss, inputs: Inputs, num_classes: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """∇_θ ℓ(z_i, k) for all classes k of consecutive rows, (b, K, P), with the rows they belong to.
+    """Yield ∇_θ ℓ(z_i, k) for all classes k of consecutive rows, (b, K, P), with the rows they belong to.
 
     >>> blocks = candidate_gradients(nn.Linear(4, 3), cross_entropy, torch.zeros(5, 4), num_classes=3)
     >>> sum(block.shape[0] for _, block in blocks)
@@ -291,20 +287,18 @@ def candidate_gradients(
 
 
 def fits_memory(logits: Tensor, num_parameters: int, memory: int | None) -> bool:
-    """Whether n·K·P numbers take at most so many bytes: half of what is free on a GPU, 8 GiB elsewhere, when None."""
-    if memory is None:
-        memory = _free_bytes(logits.device) // 2 if logits.is_cuda else _CPU_BYTES
+    """Say whether n·K·P numbers take at most so many bytes: half of what is free on a GPU, 8 GiB elsewhere, if None."""
+    if memory is None and logits.is_cuda:
+        # What torch holds without using it is free too.
+        held = torch.cuda.memory_reserved(logits.device) - torch.cuda.memory_allocated(logits.device)
+        memory = (torch.cuda.mem_get_info(logits.device)[0] + held) // 2
+    elif memory is None:
+        memory = _CPU_BYTES
     return logits.numel() * num_parameters * max(4, logits.element_size()) <= memory
 
 
-def _free_bytes(device: torch.device) -> int:
-    """On a GPU; what torch holds without using it is free too."""
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + held
-
-
 def _refuse_dropout(model: nn.Module) -> None:
-    """Every product would see another network."""
+    """Raise ValueError where units are dropped at random: every product would see another network."""
     for name, layer in model.named_modules():
         if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
             raise ValueError(
@@ -315,7 +309,7 @@ def _refuse_dropout(model: nn.Module) -> None:
 
 @cache
 def _load_forward_rules() -> None:
-    """The first use of forward differentiation loads torch's rules for it, which warn about torch's own internals."""
+    """Differentiate forwards once: that loads torch's rules for it, which warn about torch's own internals."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))

@@ -1,9 +1,9 @@
-"""Noisy gradient sums: one step of DP-SGD, with the batch drawn in secret by the vault or named by the caller."""
+"""Release noisy gradient sums: one step of DP-SGD, its batch drawn in secret by the vault or named by the caller."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -20,12 +20,11 @@ from labeldp.core.events import Event, Gaussian, PoissonGaussian
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelArray
 from labeldp.mechanisms.common import checked_classes, checked_integer, same_classes
-from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, own_generator, summation_error
+from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, own_generator
 from labeldp.mechanisms.gradients.noise import grid_step, rounded_on, with_noise
 from labeldp.mechanisms.gradients.per_example import (
     SMALLEST,
     Inputs,
-    ReplayedSum,
     bounded_sum,
     columns_of,
     device_of,
@@ -36,6 +35,8 @@ from labeldp.mechanisms.gradients.per_example import (
     refuse_batch_norm,
     refusing_state,
 )
+from labeldp.mechanisms.gradients.replay import ReplayedSum
+from labeldp.mechanisms.gradients.terms import summation_error
 from labeldp.releases import NoisyGradient
 
 # -- bounds on what one row can add --------------------------------------------------------------------------
@@ -63,16 +64,16 @@ class NormBound:
 
     @property
     def radius(self) -> float:
-        """Largest norm of a row's contribution, C."""
+        """Return the largest norm of a row's contribution, C."""
         return self.clip
 
     @property
     def diameter(self) -> float:
-        """Furthest a contribution moves when its label is replaced, 2C."""
+        """Return how far a contribution moves at most when its label is replaced, 2C."""
         return 2 * self.clip
 
     def factors(self, gram: Tensor, errors: Tensor) -> Tensor:
-        """min(1, C/|g|), from the squared norm (b, 1, 1) and what rounding may change in it (b, 1)."""
+        """Return min(1, C/|g|), from the squared norm (b, 1, 1) and what rounding may change in it (b, 1)."""
         return norm_factors(self.clip, gram, errors)
 
 
@@ -109,13 +110,13 @@ class DiameterBound:
 
     @property
     def radius(self) -> float:
-        """Largest norm of a row's contribution, C (half the diameter is not enough: candidates need not surround 0)."""
+        """Return the largest norm of a contribution, C: candidates need not surround 0, so half of D is not enough."""
         return self.clip
 
     def factors(self, gram: Tensor, errors: Tensor) -> Tensor:
-        """What each candidate is multiplied by, (b, K), from inner products (b, K, K) and what rounding may change."""
+        """Return what each candidate is multiplied by, (b, K), from inner products (b, K, K) and their rounding."""
         clipped = norm_factors(self.clip, gram, errors)
-        apart = _distances(gram * clipped[:, :, None] * clipped[:, None, :], errors.sqrt() * clipped)
+        apart = distances(gram * clipped[:, :, None] * clipped[:, None, :], errors.sqrt() * clipped)
         scale = (self.diameter * (1 - 2.0**-20) / apart.amax((1, 2))).clamp(max=1.0)
         factors = clipped * scale[:, None]
         # All candidates or none: one that is dropped alone could end up further than D from the others.
@@ -123,8 +124,8 @@ class DiameterBound:
         return torch.where(usable.all(1, keepdim=True), factors, 0.0)
 
 
-def _distances(gram: Tensor, errors: Tensor) -> Tensor:
-    """|h_j − h_l| of each row's candidates, (b, K, K), never below the truth.
+def distances(gram: Tensor, errors: Tensor) -> Tensor:
+    """Return |h_j − h_l| of each row's candidates, (b, K, K), never below the truth.
 
     ⟨h_j, h_l⟩ may be off by e_j·e_l, so the square of a distance by (e_j + e_l)².
     """
@@ -139,7 +140,8 @@ def _checked_length(name: str, value: Any) -> float:
     return float(value)
 
 
-__all__ = ["DiameterBound", "GradientSum", "NormBound", "isolated", "poisson_batch"]
+# -- one noisy sum -------------------------------------------------------------------------------------------
+
 
 # What the certificate of a gradient sum rests on besides its ledger.
 ROWS_ALONE = (
@@ -147,12 +149,13 @@ ROWS_ALONE = (
     "one by one, and kernels chosen by the size of a batch round it alike."
 )
 
+# Beside the mechanisms, not in them: a copy or a pickle of one must not take a recording along.
 _replays: WeakKeyDictionary[GradientSum, ReplayedSum] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
 class GradientSum:
-    """(Σ_{i ∈ batch} v_i + N(0, s²I)) / (q·n), v_i the bounded gradient of row i at the model's current weights.
+    """Release (Σ_{i ∈ batch} v_i + N(0, s²I)) / (q·n), v_i the bounded gradient of row i at the model's weights.
 
     DP-SGD's step (Abadi et al. 2016) under the replacement of a label. With `rate` q < 1 the vault draws the batch,
     each row on its own with probability at most q, and shows it to nobody. With q = 1 all rows given take part: a batch
@@ -263,17 +266,20 @@ class GradientSum:
         with isolated(self.model, self.precision, rng):
             noise = rounded_on(device_of(self.model), self.size, self.noise_std / self.step, rng)
             total = self._total(labels, rows)
-        value = (with_noise(total, self.step, noise()) / self.expected_batch).to(kind_of(self.model))
+            # In this order a device makes noise while it is not yet known whether its sum is finite.
+            drawn = noise()
+            value = with_noise(total(), self.step, drawn).div_(self.expected_batch).to(kind_of(self.model))
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
 
     @property
     def expected_batch(self) -> float:
-        """q·n: what the sum is divided by, whatever the batch."""
+        """Return q·n: what the sum is divided by, whatever the batch."""
         return self.rate * len(columns_of(self.inputs)[0])
 
     # -- the sum --------------------------------------------------------------------------------------------
 
-    def _total(self, labels: LabelArray, rows: npt.NDArray[np.intp] | None) -> Tensor:
+    def _total(self, labels: LabelArray, rows: npt.NDArray[np.intp] | None) -> Callable[[], Tensor]:
+        """Begin to add up v_i over these rows; call the result for Σ v_i without noise, (P,) in float64."""
         device = device_of(self.model)
         chosen = labels if rows is None else labels[rows]
         truth = torch.as_tensor(chosen.astype(np.int64)).to(device)
@@ -285,19 +291,20 @@ class GradientSum:
         candidates = None
         if self.bound.needs_candidates:
             candidates = self.num_classes or self._logits().shape[1]
-        found = None if self.chunk is not None else self._replayed(candidates)(batch, truth)
-        # As in `bounded_sum`: what is not finite is done again, with such entries removed.
-        if found is not None and bool(found.isfinite().all()):
-            return found
-        return bounded_sum(
-            self.model, self.loss, batch, truth, self.bound.factors, num_classes=candidates, chunk=self.chunk
-        )
-
-    def _replayed(self, candidates: int | None) -> ReplayedSum:
-        """Kept beside this object, not in it: a copy or a pickle of the mechanism must not take a recording along."""
         if self not in _replays:
             _replays[self] = ReplayedSum(self.model, self.loss, self.bound.factors, candidates)
-        return _replays[self]
+        found = _replays[self](batch, truth) if self.chunk is None else None
+        recorded = None if found is None else (found, found.sum())
+
+        def finish() -> Tensor:
+            # As in `bounded_sum`: what is not finite is done again, with such entries removed.
+            if recorded is not None and math.isfinite(float(recorded[1])):
+                return recorded[0]
+            return bounded_sum(
+                self.model, self.loss, batch, truth, self.bound.factors, num_classes=candidates, chunk=self.chunk
+            )
+
+        return finish
 
     def _logits(self, row: slice = slice(1)) -> Tensor:
         """Return those of one row, the first, (1, K)."""
@@ -332,7 +339,7 @@ def sampled_gaussian(noise_std: float, radius: float, diameter: float, rate: flo
 
 
 def poisson_batch(num_rows: int, rate: float, rng: SecureRandom) -> npt.NDArray[np.intp] | None:
-    """Rows drawn each on its own with probability ⌊q·2^64⌋/2^64 ≤ q, or None for all rows when q = 1."""
+    """Draw rows, each on its own with probability ⌊q·2^64⌋/2^64 ≤ q; return None for all rows when q = 1."""
     if rate == 1.0:
         return None
     threshold = math.floor(Fraction(rate) * 2**64)
@@ -341,7 +348,7 @@ def poisson_batch(num_rows: int, rate: float, rng: SecureRandom) -> npt.NDArray[
 
 @contextmanager
 def isolated(model: nn.Module, precision: torch.dtype | None, rng: SecureRandom) -> Generator[None]:
-    """The forward pass's precision, and dropout masks from the vault's own stream.
+    """Set the forward pass's precision, and draw dropout masks from the vault's own stream.
 
     Masks drawn from torch's generator would leave it in a state that tells the size of a secret batch to whoever draws
     from it next.

@@ -1,4 +1,4 @@
-"""Noisy gradient sums for users: one bounded vector per user, batches of users drawn in secret by the vault."""
+"""Release noisy gradient sums for users: one bounded vector per user, batches drawn in secret by the vault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from labeldp.core.events import Event
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelArray
-from labeldp.mechanisms.gradients.layers import Loss, cross_entropy, norms
+from labeldp.mechanisms.gradients.layers import Loss, cross_entropy
 from labeldp.mechanisms.gradients.noise import grid_step, rounded_on, with_noise
 from labeldp.mechanisms.gradients.per_example import (
     Inputs,
@@ -34,6 +34,7 @@ from labeldp.mechanisms.gradients.sums import (
     poisson_batch,
     sampled_gaussian,
 )
+from labeldp.mechanisms.gradients.terms import norms
 from labeldp.mechanisms.users import Charge, Users
 from labeldp.releases import FloatArray, NoisyGradient
 
@@ -43,7 +44,7 @@ _TABLE_BYTES = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class UserGradientSum:
-    """(Σ_{u ∈ batch} v_u + N(0, s²I)) / (q·U), v_u = clip_C(Σ_{rows j of u} w_j g_j), at the model's current weights.
+    """Release (Σ_{u ∈ batch} v_u + N(0, s²I)) / (q·U), v_u = clip_C(Σ_{rows j of u} w_j g_j), at the model's weights.
 
     DP-SGD's step with the user in place of the row (McMahan et al. 2018; Ghazi et al. 2024, LabelDP-Pro, section 6),
     for label privacy. `rate` q is the probability that a user is in the batch, each on its own; the vault draws the
@@ -116,12 +117,8 @@ class UserGradientSum:
         return grid_step(self.noise_std, self.bound.diameter, self.size, longest)
 
     def charges(self, users: Users) -> Sequence[Charge]:
-        """One query for every user, however many rows it has."""
-        if not users.same_as(self.users):
-            raise ValueError(
-                f"the mechanism was made for {self.users}, grouped otherwise than the {users} asked; make it with "
-                "users=vault.users, or vault.users.take(rows) for some rows"
-            )
+        """Return one query for every user, however many rows it has."""
+        self.users.check_asked(users)
         return [Charge(self.event(), 1, None)]
 
     def fits(self, num_rows: int, num_classes: int) -> None:
@@ -133,7 +130,7 @@ class UserGradientSum:
 
     @property
     def expected_batch(self) -> float:
-        """q·U: what the sum is divided by, whatever the batch."""
+        """Return q·U: what the sum is divided by, whatever the batch."""
         return self.rate * len(self.users)
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyGradient:
@@ -142,7 +139,7 @@ class UserGradientSum:
         with isolated(self.model, self.precision, rng):
             total = self.total(labels, np.arange(len(self.users)) if chosen is None else chosen)
         noise = rounded_on(total.device, self.size, self.noise_std / self.step, rng)
-        value = (with_noise(total, self.step, noise()) / self.expected_batch).to(kind_of(self.model))
+        value = with_noise(total, self.step, noise()).div_(self.expected_batch).to(kind_of(self.model))
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
 
     # -- the sum --------------------------------------------------------------------------------------------
@@ -159,7 +156,7 @@ class UserGradientSum:
         return total * self.step
 
     def _user_sums(self, labels: LabelArray, chosen: npt.NDArray[np.intp]) -> Tensor:
-        """Σ_j w_j g_j of each of these users, (users, P)."""
+        """Return Σ_j w_j g_j of each of these users, (users, P)."""
         device, size = device_of(self.model), self.size
         place = np.full(len(self.users), -1, dtype=np.int64)
         place[chosen] = np.arange(len(chosen))

@@ -1,0 +1,156 @@
+"""Run `labeldp privatize`: a table in, the same table with private labels out, and a certificate beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from labeldp.cli.budget import BESIDE, account_of
+from labeldp.cli.keys import put_signature, signing_key, with_signature
+from labeldp.cli.options import Refusal, declared, delimiter_of, names_in, refuse_idle, with_rows
+
+if TYPE_CHECKING:
+    from labeldp.core.certificate import Certificate
+    from labeldp.data.request import Report
+
+MECHANISMS = ("randomized-response", "prior-response", "top-k-response", "bit-flip", "laplace-one-hot")
+
+
+@click.command()
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.option("--label", required=True, help="The column to privatize.")
+@click.option("--classes", help="All classes the label can take, comma-separated, in the order to use.")
+@click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
+@click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--mechanism", type=click.Choice(MECHANISMS), help="Default: randomized-response, or prior-response "
+              "when prior columns are given.")  # fmt: skip
+@click.option("--prior-columns", help="Columns with each row's public guess, one per class, comma-separated.")
+@click.option("--k", type=click.IntRange(1), help="Size of the response set of top-k-response.")
+@with_rows
+@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
+@click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
+@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.  [default: "
+              "LABELDP_STORE, else budgets.db beside IN]")  # fmt: skip
+@click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
+@click.option("--insecure-seed", type=int, help="Noise from a seed: for tests only, marked in the certificate.")
+@with_signature
+@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
+def privatize(
+    source: Path,
+    label: str,
+    classes: str | None,
+    epsilon: float,
+    target: Path,
+    mechanism: str | None,
+    prior_columns: str | None,
+    k: int | None,
+    user: str | None,
+    id_column: str | None,
+    delimiter: str | None,
+    journal: Path | None,
+    budget: float | None,
+    store: str | None,
+    key: Path | None,
+    insecure_seed: int | None,
+    sign: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Replace a label column by a private one and write a certificate beside it.
+
+    Works on Parquet and CSV in a stream; all other columns and the row order stay as they are. The output may
+    be given to anyone: epsilon holds whatever they do with it. Spending adds up over releases of the same
+    column, so keep a --journal, or give the column a budget in a --store that all its users share.
+
+    \b
+    labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\
+        --epsilon 1 --out private.parquet
+    """
+    from labeldp.core.random import SecureRandom
+    from labeldp.data import tables
+
+    delimiter = delimiter_of(delimiter)
+    signer = signing_key(sign, target)
+    names = declared(classes)
+    if store is not None:
+        refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
+    charged: Any
+    if journal is not None or budget is not None:
+        refuse_idle("--journal", key=key, id=id_column)
+        if journal is None:
+            raise Refusal("--budget needs --journal FILE: without a file there is nothing to remember it")
+        from labeldp.budgets.journal import Journal
+        from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget
+
+        allowed, unit = None if budget is None else Budget(budget), ONE_LABEL if user is None else ONE_USER
+        charged = Journal.open(journal, allowed, unit=unit)
+        if not charged.sealed:
+            click.echo(
+                f"{journal.name} is of the first version and not sealed: a line changed by hand would count", err=True
+            )
+        if "LABELDP_STORE" in os.environ or source.with_name(BESIDE).is_file():
+            click.echo("--journal is charged, and no store: neither LABELDP_STORE nor one beside the table", err=True)
+    else:
+        # A store knows users by the ids of users, and rows by those of rows.
+        known_by, note = user if user and id_column else id_column, f"privatize into {target.name}"
+        charged = account_of(source, label, names, delimiter, store, key, note, known_by, user)
+        if charged is None:
+            refuse_idle("a run without --store", key=key, id=id_column)
+    priors, rng = names_in(prior_columns), SecureRandom(insecure_seed)
+    with _progress(source.name, quiet or as_json) as report:
+        certificate = tables.privatize(
+            source, target, label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
+            prior_columns=priors, users=user, delimiter=delimiter, journal=charged, rng=rng, report=report,
+        )  # fmt: skip
+    put_signature(target, signer)
+    if as_json:
+        click.echo(json.dumps(certificate.to_json()))
+    elif not quiet:
+        click.echo(_summary(certificate, target))
+
+
+@contextmanager
+def _progress(what: str, silent: bool) -> Generator[Report | None]:
+    """Show a progress bar on stderr, or nothing."""
+    if silent:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.fields[rows]:,} rows"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=1.0, rows=0)
+        yield lambda rows, fraction: bar.update(task, completed=fraction, rows=rows)
+
+
+def _summary(certificate: Certificate, target: Path) -> str:
+    from labeldp.core.ledger import ONE_LABEL
+    from labeldp.data.tables import certificate_path
+    from labeldp.results.card import at_most, odds_in_words
+
+    counted = f"{sum(group.rows for group in certificate.groups):,}"
+    what = f"{counted} labels" if certificate.unit == ONE_LABEL else f"the labels of {counted} users"
+    channel = (certificate.release or {})["mechanism"]
+    lines = [
+        f"{target}: {what} privatized by {channel['mechanism']} at epsilon {at_most(certificate.epsilon)}.",
+        odds_in_words(certificate.epsilon, certificate.delta, certificate.unit.protects),
+    ]
+    if channel["mechanism"] == "randomized-response":
+        kept = 1 / (1 + (channel["num_classes"] - 1) * math.exp(-channel["epsilon"]))
+        lines.append(f"Each label was kept with probability {kept:.1%}; {1 - kept:.1%} are random other classes.")
+    if certificate.seeded:
+        lines.append("NOT PRIVATE: the noise came from --insecure-seed, so the certificate will not verify.")
+    return "\n".join([*lines, f"Check it with: labeldp verify {certificate_path(target)}"])

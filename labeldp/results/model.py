@@ -1,0 +1,295 @@
+"""The model of a result: trained on private data, described for a folder, rebuilt from one, applied to a table.
+
+A `Model` is a fitted estimator with what a folder must know beside it: columns by name, and the names of the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+import torch
+
+from labeldp.choosing.choice import choose
+from labeldp.data.columns import Column, conformed, read_like
+from labeldp.data.door import NAMES, PrivateData, read
+from labeldp.estimator.classifier import LabelDPClassifier
+from labeldp.estimator.progress import Recorder
+from labeldp.estimator.regressor import LabelDPRegressor
+from labeldp.estimator.serialise import PartsError
+from labeldp.recipes.catalogue import AUTO, BY_KEY, find
+from labeldp.results import folder as folders
+from labeldp.results.card import Story
+from labeldp.results.folder import ArtifactError, Result
+from labeldp.results.measure import metrics_of
+
+KIND, REGRESSOR = "LabelDPClassifier", "LabelDPRegressor"
+Report = Callable[[Any], None]
+# By the shape of one image. Without batch norm, so that every method can train them.
+_NETWORKS: dict[tuple[int, ...], str] = {(1, 28, 28): "mnist_cnn", (3, 32, 32): "cifar_cnn"}
+# What spreadsheets take for the start of a formula (OWASP, "CSV injection"), in full width, too; and plain numbers.
+_FORMULA, _NUMBER = "^[=+\\-@\t\r\n＝＋－＠]", r"^[+\-]?(\d+\.?\d*|\.\d+)([eE][+\-]?\d+)?$"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """Predicts class names from tables with the columns it was trained on, or from images; or numbers from tables.
+
+    Args:
+        estimator: a fitted `LabelDPClassifier` of the classes 0 … K − 1, or a fitted `LabelDPRegressor`.
+        classes: their names; empty for numbers.
+        columns: of a table; None for images.
+        label: what is predicted; empty for images.
+        network: the name of the network for images, where one was trained.
+        why: this method and no other.
+        curves: how the training went, as `labeldp.estimator.progress.Recorder` has it; empty for a model of a folder.
+    """
+
+    estimator: Any
+    classes: tuple[str, ...]
+    columns: tuple[Column, ...] | None
+    label: str
+    network: str | None = None
+    why: str = ""
+    curves: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The class of the estimator."""
+        return KIND if self.classes else REGRESSOR
+
+    def probabilities(self, inputs: pa.Table | npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Return P(class | row), (n, K). A table may have its columns in any order, and others beside them."""
+        if not self.classes:
+            raise ArtifactError("the model predicts a number, which has no probabilities; call predict")
+        return self.estimator.predict_proba(self._rows(inputs))
+
+    def predict(self, inputs: pa.Table | npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the likeliest class of each row, by name; or its expected number."""
+        if not self.classes:
+            return self.estimator.predict(self._rows(inputs))
+        return np.asarray(self.classes)[self.probabilities(inputs).argmax(axis=1)]
+
+    def _rows(self, inputs: pa.Table | npt.NDArray[Any]) -> Any:
+        return inputs if self.columns is None else conformed(inputs, self.columns)
+
+    def parts(self) -> tuple[dict[str, Any], Mapping[str, npt.NDArray[Any]]]:
+        """Return a description in plain values, and tensors."""
+        config, tensors = self.estimator.to_parts()
+        columns = None if self.columns is None else [column.to_json() for column in self.columns]
+        own = {"label": self.label, "classes": list(self.classes), "columns": columns, "network": self.network}
+        return {**own, "estimator": config}, tensors
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network for images, by name."""
+
+    name: str
+
+    def made(self, num_classes: int) -> Any:
+        """Return the network, with weights from torch's generator."""
+        from labeldp.models import zoo
+
+        return getattr(zoo, self.name)(num_classes)
+
+
+def network_for(shape: Sequence[int]) -> Network:
+    """Return the network for images (n, channels, height, width)."""
+    try:
+        return Network(_NETWORKS[tuple(shape[1:])])
+    except KeyError:
+        raise ArtifactError(
+            f"there is no network for images of shape {tuple(shape[1:])}; use a method that trains none, such as "
+            f"{next(recipe.key for recipe in BY_KEY.values() if not recipe.network)}"
+        ) from None
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def trained(
+    data: PrivateData,
+    epsilon: float,
+    *,
+    delta: float | None = None,
+    method: str = AUTO,
+    device: str = "cpu",
+    seed: int = 0,
+    store: Any = None,
+    note: str | None = None,
+    report: Report | None = None,
+    folder: Path | None = None,
+) -> Model:
+    """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`.
+
+    A folder keeps what is paid for as it is drawn, so that a run that was stopped goes on (`RunFolder`).
+    """
+    why, network = "It was requested by name.", None
+    if data.columns is None:
+        # Chosen here and not by the estimator, because only some methods want a network to be brought.
+        method, why = method_for_images(data, epsilon, delta, method, device)
+        network = network_for(data.features.shape) if BY_KEY[method].network else None
+    recorder = Recorder(report)
+    settings: dict[str, Any] = {
+        "device": device,
+        "random_state": seed,
+        "store": store,
+        "note": note,
+        "report": recorder,
+        "settings": None if folder is None else {"folder": folder},
+    }
+    if network is not None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            settings["model"] = network.made(len(data.classes))
+    if data.bounds is None:
+        estimator = LabelDPClassifier(epsilon, delta, method, classes=range(len(data.classes)), **settings)
+    else:
+        estimator = LabelDPRegressor(epsilon, data.bounds, delta, method, **settings)
+    estimator.fit(data.features, data.vault)
+    why = why if estimator.choice_ is None else estimator.choice_.reason
+    name, curves = None if network is None else network.name, tuple(recorder.curves())
+    return Model(estimator, data.classes, data.columns, data.label, name, why, curves)
+
+
+def method_for_images(
+    data: PrivateData, epsilon: float, delta: float | None, method: str, device: str
+) -> tuple[str, str]:
+    """Return the method, chosen from public numbers where it is "auto", and why."""
+    if method != AUTO:
+        return find(method).key, "It was requested by name."
+    pixels, place = int(np.prod(data.features.shape[1:])), "cuda" if device.startswith("cuda") else "cpu"
+    allowed = 1e-5 if delta is None else delta
+    choice = choose(len(data), len(data.classes), epsilon, allowed, feature_dim=pixels, modality="images", device=place)
+    return choice.recipe, choice.reason
+
+
+def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | None, run: Mapping[str, Any]) -> Result:
+    """Return all that goes into a folder; the run gets the method and the δ that were settled on."""
+    estimator = model.estimator
+    certificate, method = estimator.certificate_, str(estimator.method_)
+    allowed = certificate.delta if delta is None else delta
+    story = Story(
+        data.name, data.label, data.classes or None, len(data), data.described, method, model.why, epsilon, allowed,
+        data.bounds,
+    )  # fmt: skip
+    settled = {**run, "method": method, **({"delta": allowed} if allowed > 0 else {})}
+    described, tensors = model.parts()
+    return Result(model.kind, described, tensors, certificate, {"train": settled}, story, metrics_of(data, model))
+
+
+# -- from a folder -----------------------------------------------------------------------------------------------------
+
+
+def load(folder: Path | str, device: str | None = None) -> Model:
+    """Return the model of a folder that `labeldp train` wrote; refused where it is not the certified one."""
+    result = folders.read(Path(folder))
+    try:
+        return rebuilt(result, device)
+    except (ArtifactError, PartsError):
+        raise
+    except Exception as error:
+        # A stranger's description may be anything; whatever it is, the outcome is a sentence.
+        raise ArtifactError(
+            f"the model in {str(folder)!r} cannot be rebuilt from its description ({type(error).__name__}); restore "
+            "the folder from a copy, or train again"
+        ) from None
+
+
+def rebuilt(result: Result, device: str | None = None) -> Model:
+    """Return the model of a result, ready to predict on this device (the processor when None)."""
+    known = {KIND: LabelDPClassifier, REGRESSOR: LabelDPRegressor}
+    if result.kind not in known:
+        raise ArtifactError(f"the folder holds a {result.kind}, which this version cannot rebuild; use a newer one")
+    described = result.model
+    name, classes = described["network"], tuple(described["classes"])
+    if name is not None and name not in _NETWORKS.values():
+        raise ArtifactError(f"the folder's network, {name!r}, is not known to this version; use a newer one")
+    network = None if name is None else Network(name).made(len(classes))
+    estimator = known[result.kind].from_parts(
+        described["estimator"], dict(result.tensors), model=network, certificate=result.certificate, device=device
+    )
+    columns = None if described["columns"] is None else tuple(Column(**column) for column in described["columns"])
+    return Model(estimator, classes, columns, described["label"], name, result.story.reason)
+
+
+def predictions(
+    folder: Path | str,
+    table: str,
+    *,
+    keep: Sequence[str] = (),
+    delimiter: str | None = None,
+    probabilities: bool = False,
+    device: str | None = None,
+) -> pa.Table:
+    """Return what the model of a folder predicts for the rows of a table, or for the test part of a data set of images.
+
+    Args:
+        folder: as `labeldp train` writes it.
+        table: a Parquet or CSV file with the columns that the model was trained on; the name of a data set for images.
+        keep: columns of the table to copy in front.
+        delimiter: of a CSV file.
+        probabilities: add one column for each class.
+        device: where to compute; the processor when None.
+    """
+    model = load(folder, device)
+    if probabilities and not model.classes:
+        raise ArtifactError("the model predicts a number, which has no probabilities; leave out --probabilities")
+    try:
+        if model.columns is not None:
+            inputs, copied = read_like(Path(table), model.columns, delimiter, tuple(keep))
+            columns: dict[str, Any] = {name: copied.column(name) for name in keep}
+        elif table in NAMES and not keep:
+            opened = read(table).test
+            inputs, columns = None if opened is None else opened.features, {}
+        else:
+            raise ArtifactError("the model was trained on images; give the name of a data set of them, and no --keep")
+        taken = [name for name in columns if name in ("prediction", "probability")]
+        if taken:
+            raise ArtifactError(f"--keep {taken[0]} would hide what is predicted; rename the column")
+        if not model.classes:
+            return pa.table({**columns, "prediction": model.estimator.predict(inputs)})
+        likely = model.estimator.predict_proba(inputs)
+        best = likely.argmax(axis=1)
+        columns["prediction"] = pa.array(np.asarray(model.classes)[best])
+        columns["probability"] = likely[np.arange(len(best)), best]
+        if probabilities:
+            columns |= {f"probability of {name}": likely[:, place] for place, name in enumerate(model.classes)}
+        return pa.table(columns)
+    except (RuntimeError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        # Tables that do not fit are refused by ValueErrors: this is a model whose numbers and description disagree.
+        raise ArtifactError(
+            f"the model in {str(folder)!r} cannot be applied ({type(error).__name__}); check it with: labeldp verify"
+        ) from None
+
+
+def for_spreadsheets(table: pa.Table) -> pa.Table:
+    """Return the table with an apostrophe before every text that a spreadsheet would take for a formula.
+
+    Columns that are numbers stay, and so do texts that are: -1 is no formula.
+
+    >>> for_spreadsheets(pa.table({"id": ["=1+1", "-1", "a"], "n": [-1, 2, 3]})).to_pydict()
+    {'id': ["'=1+1", '-1', 'a'], 'n': [-1, 2, 3]}
+    """
+    # Its functions are made at run time, so type checkers know none of them.
+    pc: Any = pyarrow.compute
+
+    def safe(column: Any) -> Any:
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            return column
+        formula = pc.match_substring_regex(column, _FORMULA)
+        number = pc.match_substring_regex(column, _NUMBER)
+        quoted = pc.binary_join_element_wise(pa.scalar("'", column.type), column, pa.scalar("", column.type))
+        return pc.if_else(pc.and_not(formula, number), quoted, column)
+
+    names = safe(pa.chunked_array([table.column_names], pa.string())).to_pylist()
+    return pa.table([safe(column) for column in table.columns], names=names)
