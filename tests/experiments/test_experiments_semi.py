@@ -198,7 +198,7 @@ def test_a_run_that_failed_goes_on_and_both_networks_are_kept(tmp_path, monkeypa
             run.run_one(one, "cpu", kept=tmp_path)
     (place,) = tmp_path.iterdir()
     (own,) = place.glob("run-*")
-    releases = {name: (own / name).read_bytes() for name in ("moment.npz", "answers-1.npz")}
+    releases = {name: (own / name).read_bytes() for name in ("moment.npz", "responses-1.npz")}
     told = []
 
     def spied(folder, *rest):
