@@ -162,7 +162,7 @@ class TaughtPredictor:
             case _:
                 raise PartsError(
                     f"learner is {self.found.name}, a classifier of yours, which only a pickle could keep; keep the "
-                    "responses with settings={'folder': ...} and fit again, or leave learner out: built-in ones are kept"
+                    "responses by settings={'folder': ...} and fit again, or leave learner out: built-in ones are kept"
                 )
         arrays = {f"learner.{name}": _numpy(tensor) for name, tensor in tensors.items()}
         return {"kind": kind, "name": self.found.name}, {**arrays, **trees}

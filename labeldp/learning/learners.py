@@ -47,9 +47,9 @@ _FEW_COSINES, _COSINES, _WIDTHS = 768, 2000, (0.25, 0.4, 0.6, 1.0)
 _RIDGES = tuple(10.0 ** (step / 2) for step in range(-2, 6))
 _ROUNDS, _ROWS_OF_SLOPES, _AT_ONCE = 5, 4000, 8192
 # Trees grow by so many iterations, to at most so many trees in all, and stop when two growths have gained too little.
-_GROWTH, _MOST_TREES, _LEAST_GAIN = 20, 2000, 1e-4
+_GROWTH, _MOST_TREES, _LEAST_GAIN = 20, 1600, 1e-4
 # Other settings of trees are tried for so many classes, where the first gained this share of what the kernel did.
-_FEW_CLASSES, _NEAR = 8, 0.8
+_FEW_CLASSES, _NEAR = 8, 0.9
 _BOOSTING: tuple[dict[str, Any], ...] = (
     {"learning_rate": 0.1, "max_leaf_nodes": 15, "min_samples_leaf": 100, "l2_regularization": 10.0},
     {"learning_rate": 0.1, "max_leaf_nodes": 31, "min_samples_leaf": 20},
@@ -131,8 +131,8 @@ class Task:
 
 def choose(task: Task, seed: int) -> Iterator[Candidate]:
     """Fit the built-in learners one after the other and yield each, judged."""
-    yield kernel(task, seed, cosines=0)
-    rival = kernel(task, seed)
+    yield kernel(task, seed, 0)
+    rival = kernel(task, seed, _COSINES)
     yield rival
     # A booster cannot be told of a class that nobody answered.
     classes, seen = task.private.num_classes, np.unique(task.private.hard()[task.learning])
@@ -201,11 +201,11 @@ class _Tried:
     ridge: float
 
 
-def kernel(task: Task, seed: int, cosines: int = _COSINES) -> Candidate:
+def kernel(task: Task, seed: int, cosines: int) -> Candidate:
     """Search width, ridge and the weights of columns on some rows; judge the best with all cosines."""
     targets = unbiased_labels(task.private, task.rows.device)
     some = task.learning[:_MOST_TRIED]
-    weights, few = torch.ones_like(task.rows[0]), min(_FEW_COSINES, cosines, 50 + 2 * len(some))
+    weights, few = torch.ones_like(task.rows[0]), min(_FEW_COSINES, cosines, 50 + len(some))
     best = _best(task, targets, some, weights, _WIDTHS if cosines else _WIDTHS[:1], _RIDGES, few, seed)
     last, kept = best, weights
     for _ in range(_ROUNDS if cosines else 0):
@@ -218,7 +218,7 @@ def kernel(task: Task, seed: int, cosines: int = _COSINES) -> Candidate:
         best, kept = last, weights
     learning = task.learning[:_MOST_SOLVED]
     if cosines or len(learning) > len(some):
-        many, ridges = min(cosines, 50 + 2 * len(learning)), [best.ridge * step for step in (0.32, 1.0, 3.2)]
+        many, ridges = min(cosines, 50 + len(learning)), [best.ridge * step for step in (0.32, 1.0, 3.2)]
         best = _best(task, targets, learning, kept, [best.width], ridges, many, seed)
     rows, private = task.chosen(task.held)
     # Scores are probabilities, and those of many classes small.

@@ -149,7 +149,7 @@ class Recipe:
 
 def loaded(name: str) -> Any:
     """Import "file.function" of `labeldp.recipes`, or a full name."""
-    home, _, attribute = (name if name.startswith("labeldp.") else f"labeldp.recipes.{name}").rpartition(".")
+    home, _, attribute = (name if name.count(".") > 1 else f"labeldp.recipes.{name}").rpartition(".")
     return getattr(import_module(home), attribute)
 
 
@@ -264,7 +264,9 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "rr+learner", "releases one randomized response of every row and teaches trees, kernels or any classifier, "
         "chosen on held-out responses", "this library, docs/estimators.md", classes="learner.train", network="",
-        learner="any", kin="responses", per_row=True, self_tests={"": SelfTest(500)},
+        learner="any", kin="responses", per_row=True,
+        # It remembers every response: nothing can show more.
+        self_tests={"": SelfTest(2000, settings={"learner": Lazy("sklearn.neighbors.KNeighborsClassifier", (1,))})},
     ),
     Recipe(
         "lp_mst", "lets the rows respond in stages, each among the classes that the model so far finds plausible "

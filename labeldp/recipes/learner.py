@@ -83,9 +83,9 @@ def train(
         folder: keeps the responses, so that a killed run goes on and draws nothing twice.
         report: gets progress.
 
-    >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
-    >>> found = train(x, LabelVault(x[:, 0] * x[:, 1] > 0, 2), epsilon=4.0)
-    >>> found.probabilities(torch.tensor([[1.0, 1.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0]])).argmax(dim=1)
+    >>> x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+    >>> found = train(x, LabelVault(x[:, 0] * x[:, 1] > 0, 2), epsilon=6.0)
+    >>> found.probabilities(torch.tensor([[1.0, 1.0], [-1.0, 1.0]])).argmax(dim=1)
     tensor([1, 0])
     """
     begun, classes = time.perf_counter(), vault.num_classes
