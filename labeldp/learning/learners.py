@@ -46,8 +46,8 @@ _HELD_OUT, _MOST_HELD_OUT, _MOST_TRIED, _MOST_SOLVED = 0.2, 10_000, 16_000, 200_
 _FEW_COSINES, _COSINES, _WIDTHS = 768, 2000, (0.25, 0.4, 0.6, 1.0)
 _RIDGES = tuple(10.0 ** (step / 2) for step in range(-2, 6))
 _ROUNDS, _ROWS_OF_SLOPES, _AT_ONCE = 5, 4000, 8192
-# Trees grow by so many iterations, to at most so many trees in all, and stop when two growths have gained too little.
-_GROWTH, _MOST_TREES, _LEAST_GAIN = 20, 1600, 1e-4
+# Trees grow by so many iterations, to at most so many and so many trees, and stop when two growths gained too little.
+_GROWTH, _MOST_GROWN, _MOST_TREES, _LEAST_GAIN = 20, 400, 1600, 1e-4
 # Other settings of trees are tried for so many classes, where the first gained this share of what the kernel did.
 _FEW_CLASSES, _NEAR = 8, 0.9
 _BOOSTING: tuple[dict[str, Any], ...] = (
@@ -302,13 +302,14 @@ def boosting(task: Task, seed: int, settings: dict[str, Any]) -> Candidate:
     """Grow trees as long as held-out responses become likelier; judge the number of iterations that was best."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    fixed: dict[str, Any] = {**settings, "early_stopping": False, "random_state": seed, "categorical_features": None}
-    unmix, outputs = unmixing(task.private.channel), task.private.num_classes
-    outputs = 1 if outputs == 2 else outputs
     rows, private = task.chosen(task.learning[: 5 * _MOST_TRIED])
+    unmix, most = unmixing(private.channel), min(_MOST_GROWN, max(_GROWTH, _MOST_TREES // private.num_classes))
+    fixed: dict[str, Any] = {**settings, "early_stopping": False, "random_state": seed, "categorical_features": None}
+    # Leaves that suit large tables would leave a small one whole.
+    fixed["min_samples_leaf"] = max(1, min(settings["min_samples_leaf"], len(rows) // 50))
     plain, responses = rows.cpu().numpy(), private.hard()
     grown, found = HistGradientBoostingClassifier(**fixed, warm_start=True), []
-    for iterations in range(_GROWTH, max(_GROWTH, _MOST_TREES // outputs) + 1, _GROWTH):
+    for iterations in range(_GROWTH, most + 1, _GROWTH):
         grown.set_params(max_iter=iterations).fit(plain, responses)
         judged = task.judged(lambda held: _classes(grown.decision_function(held.cpu().numpy()), unmix))
         found.append((judged, iterations))

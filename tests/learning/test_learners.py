@@ -15,6 +15,8 @@ from labeldp.learning.learners import Kernel, Own, Task, Trees, boosting, choose
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.releases import NoisyLabels
 
+SETTINGS = {"max_leaf_nodes": 8, "learning_rate": 0.2, "min_samples_leaf": 20}
+
 
 def answered(labels, classes, epsilon, seed=0):
     return RandomizedResponse(epsilon, classes).sample(np.asarray(labels, dtype=np.uint8), SecureRandom(seed=seed))
@@ -114,7 +116,7 @@ def test_trees_are_taken_where_they_are_best_and_lines_where_lines_are():
         judged = [
             kernel(task, 0, 0),
             kernel(task, 0, 200),
-            boosting(task, 0, {"max_leaf_nodes": 8, "learning_rate": 0.2}),
+            boosting(task, 0, SETTINGS),
         ]
         best = max(judged, key=lambda candidate: candidate.likelihood)
         assert expected in best.name
@@ -126,7 +128,7 @@ def test_trees_of_two_and_of_more_classes_are_corrected():
     for classes in (2, 4):
         truth = ((x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()).numpy() % classes
         task = Task.split(x, answered(truth, classes, 2.0), 0)
-        found = boosting(task, 0, {"max_leaf_nodes": 8, "learning_rate": 0.2}).refit()
+        found = boosting(task, 0, SETTINGS).refit()
         assert isinstance(found, Trees)
         assert found.logits(x).shape == (1500, classes)
         # Responses are right in fewer cases than the corrected probability of the likeliest class says.
