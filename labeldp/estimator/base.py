@@ -92,7 +92,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         # Not copy.copy: that is a pickle in disguise, and an open store refuses to be pickled.
         bare = object.__new__(type(self))
         vars(bare).update(vars(self), store=None)
-        twin = _clone_parametrized(bare)
+        twin: Any = _clone_parametrized(bare)
         twin.store, twin._family_name = self.store, self._family
         return twin
 

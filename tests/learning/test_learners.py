@@ -92,6 +92,18 @@ def test_sums_are_gram_matrix_and_moment():
     torch.testing.assert_close(moment, phi.T @ targets.double(), rtol=1e-4, atol=1e-4)
 
 
+def test_the_last_fit_is_ridge_regression_on_all_rows():
+    x, _, private = crossed(300, 1, 2.0)
+    found = kernel(Task.split(x, private, 0), 0, cosines=50).refit()
+    phi, targets = found.features(x).double(), torch.from_numpy(private.unbiased())
+    # W = t·(Φ'Φ + ρI)⁻¹Φ'Z, so that Φ'ΦW = t·Φ'Z − ρW for some t and ρ above 0.
+    wanted = (phi.T @ phi @ found.weight.double()).flatten()
+    basis = torch.stack([(phi.T @ targets).flatten(), -found.weight.double().flatten()], dim=1)
+    factors = torch.linalg.lstsq(basis, wanted[:, None]).solution[:, 0]
+    torch.testing.assert_close(basis @ factors, wanted, rtol=0, atol=1e-3 * float(wanted.abs().max()))
+    assert (factors > 0).all()
+
+
 def test_a_kernel_finds_the_columns_that_matter(monkeypatch):
     x, truth, private = crossed(3000, 8, 3.0)
     task = Task.split(x, private, 0)
