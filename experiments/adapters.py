@@ -28,7 +28,18 @@ from labeldp.learning.optimisers import adam, rmsprop, sgd
 from labeldp.learning.progress import Report
 from labeldp.learning.train import Inputs, accuracy, fit, predict
 from labeldp.learning.tuning import tune
-from labeldp.recipes import cluster_votes, distil, labeldp_pro, lp_mst, one_shot, per_row, ratings, rounds, ssl_prior
+from labeldp.recipes import (
+    cluster_votes,
+    distil,
+    labeldp_pro,
+    learner,
+    lp_mst,
+    one_shot,
+    per_row,
+    ratings,
+    rounds,
+    ssl_prior,
+)
 from labeldp.recipes.catalogue import BY_KEY, keys
 from labeldp.recipes.job import Job, public_seed
 from labeldp.recipes.job import run as run_recipe
@@ -216,12 +227,19 @@ def moment_and_all_features(job: Training) -> nn.Module:
 class _Probabilities(nn.Module):
     """Log-probabilities of features, for the runner to take the largest of."""
 
-    def __init__(self, student: distil.LinearStudent) -> None:
+    def __init__(self, student: distil.LinearStudent | learner.Taught) -> None:
         super().__init__()
         self._student = student
 
     def forward(self, rows: Tensor) -> Tensor:
         return self._student.probabilities(rows).clamp_min(1e-12).log()
+
+
+def responses_and_learner(job: Training) -> nn.Module:
+    """One response per label, and the learner on features that held-out responses choose."""
+    public = semi.public_of(job)
+    found = learner.train(public.features, job.vault, epsilon=job.epsilon, seed=job.seed, report=job.report)
+    return public.on_images(_Probabilities(found))
 
 
 def several_moments(job: Training) -> nn.Module:
@@ -347,6 +365,7 @@ FAMILIES: dict[str, Family] = {
         for key in keys("classes")
         if BY_KEY[key].classes.startswith("per_row.") and (BY_KEY[key].loop, BY_KEY[key].network) == ("fit", "any")
     },
+    "rr+learner": Family(responses_and_learner, frozenset({"features"}), frozenset()),
     "ratings": Family(rated, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE),
     "lp_mst": Family(
         stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}

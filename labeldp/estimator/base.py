@@ -38,7 +38,7 @@ from labeldp.features.extract import Extractor, FeatureMap, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.tables import Coded, Coder, Table, TableMap
 from labeldp.mechanisms.users import UserVault
-from labeldp.recipes.catalogue import AUTO, BY_KEY, Task, find
+from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
 from labeldp.recipes.one_shot import MOST_CELLS
 
@@ -55,6 +55,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     delta: float | None
     method: str
     model: nn.Module | None
+    learner: Any = None
     settings: dict[str, Any] | None
     features: Extractor | None
     store: Any
@@ -91,7 +92,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         # Not copy.copy: that is a pickle in disguise, and an open store refuses to be pickled.
         bare = object.__new__(type(self))
         vars(bare).update(vars(self), store=None)
-        twin = _clone_parametrized(bare)
+        twin: Any = _clone_parametrized(bare)
         twin.store, twin._family_name = self.store, self._family
         return twin
 
@@ -152,7 +153,11 @@ class LabelDPEstimator(BaseEstimator, ABC):
         reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
         self.choice_, self.method_ = self._choose(vault, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
-        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter)
+        columns = self._map.plain if isinstance(self._map, TableMap) else None
+        job = Job(
+            seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter,
+            self.learner, columns,
+        )  # fmt: skip
         recipe = BY_KEY[self.method_]
         with public_seed(seed):
             self._predictor = predictor_of(run(recipe, job, self._task), self.model is not None)
@@ -166,12 +171,21 @@ class LabelDPEstimator(BaseEstimator, ABC):
             raise ValueError(f"settings={self.settings!r} is not a dictionary; give one, say {{'epochs': 20}}")
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise ValueError(f"model is a {type(self.model).__name__}; give a torch.nn.Module, or None")
-        if self.method == AUTO:
+        if self.learner is not None:
+            taught = next(recipe for recipe in RECIPES if recipe.learner == "any")
+            if self.method not in (AUTO, taught.key):
+                raise ValueError(
+                    f"method={self.method!r} cannot teach a learner, but learner is given; leave one of them out, or "
+                    f"choose {taught.key!r}"
+                )
+            recipe = taught
+        elif self.method == AUTO:
             return AUTO
-        recipe = find(self.method, self._task)
+        else:
+            recipe = find(self.method, self._task)
         if self.model is not None and not recipe.network:
             raise ValueError(
-                f"method={self.method!r} trains no network, but model is given; leave it out, or choose {AUTO!r}, "
+                f"method={recipe.key!r} trains no network, but model is given; leave it out, or choose {AUTO!r}, "
                 "which takes the best method that trains one"
             )
         return recipe.key

@@ -37,6 +37,9 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             "observed" declares that the classes which occur are public, and the certificate states it.
         model: a network of yours, from features (tables: as encoded) or images to one score per class; a copy is
             trained. None for a small one.
+        learner: a classifier of yours with `fit` and `predict_proba`, say of scikit-learn, LightGBM or XGBoost, or a
+            list to choose from on held-out responses. A copy is fitted to randomized responses and its probabilities
+            are corrected; of tables it sees numbers at variance 1 and categories one-hot.
         settings: for the recipe; what it does not know goes to the training loop (`labeldp.learning.train.fit`).
         features: a `labeldp.features.extract` extractor; None for one that suits tables or images.
         store: a `BudgetStore`, its path or its address. Every fit is reserved there before it runs, and refused past
@@ -67,6 +70,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         *,
         classes: Any = None,
         model: nn.Module | None = None,
+        learner: Any = None,
         settings: dict[str, Any] | None = None,
         features: Extractor | None = None,
         store: Any = None,
@@ -81,6 +85,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         self.method = method
         self.classes = classes
         self.model = model
+        self.learner = learner
         self.settings = settings
         self.features = features
         self.store = store

@@ -18,10 +18,13 @@ from torch import Tensor, nn
 from labeldp.features.extract import FeatureMap, RawMap, Scaling
 from labeldp.features.patches import PatchMap
 from labeldp.features.tables import Coded, TableMap
+from labeldp.learning.learners import Kernel, Trees
 from labeldp.learning.train import predict
+from labeldp.learning.trees import Forest
 from labeldp.learning.tuning import Basis
 from labeldp.models.zoo import FeatureNet
 from labeldp.recipes.distil import LinearStudent
+from labeldp.recipes.learner import Taught
 from labeldp.recipes.one_shot import OneShot
 
 FORMAT = "labeldp-estimator/1"
@@ -136,8 +139,48 @@ class NetPredictor:
         return {"kind": "net", **self.net.sizes}, arrays
 
 
+@dataclass(frozen=True, eq=False)
+class TaughtPredictor:
+    """What a learner learnt from responses: a kernel, trees, or a classifier of the user's."""
+
+    found: Taught
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return the logarithms of its probabilities."""
+        return self.found.logits(rows)
+
+    def parts(self) -> tuple[Config, Arrays]:
+        """Return its arrays; a classifier of the user's has none that could be written without a pickle."""
+        learnt, tensors = self.found.learnt, {"columns": self.found.columns, "scale": self.found.scale}
+        match learnt:
+            case Kernel():
+                kind, trees = "kernel", {}
+                tensors |= {"turn": learnt.turn, "phases": learnt.phases, "weight": learnt.weight}
+            case Trees():
+                kind, trees = "trees", {f"forest.{name}": array for name, array in learnt.forest.arrays().items()}
+                tensors["unmix"] = learnt.unmix
+            case _:
+                raise PartsError(
+                    f"learner is {self.found.name}, a classifier of yours, which only a pickle could keep; keep the "
+                    "responses by settings={'folder': ...} and fit again, or leave learner out: built-in ones are kept"
+                )
+        arrays = {f"learner.{name}": _numpy(tensor) for name, tensor in tensors.items()}
+        return {"kind": kind, "name": self.found.name}, {**arrays, **trees}
+
+    @classmethod
+    def of(cls, config: Config, arrays: Arrays, device: torch.device) -> TaughtPredictor:
+        """Return the learner of these parts."""
+        names = ("turn", "phases", "weight") if config["kind"] == "kernel" else ("unmix",)
+        columns, scale, *rest = (_tensor(arrays, f"learner.{name}", device) for name in ("columns", "scale", *names))
+        forest = {name.removeprefix("forest."): a for name, a in arrays.items() if name.startswith("forest.")}
+        learnt = Kernel(*rest) if config["kind"] == "kernel" else Trees(Forest.from_arrays(forest), rest[0].cpu())
+        return cls(Taught(columns, scale, learnt, config["name"], ()))
+
+
 def predictor_of(found: Any, own: bool) -> Predictor:
-    """Return what predicts, from a recipe's result: a head, a head and its student, or a network."""
+    """Return what predicts, from a recipe's result: a head, a head and its student, a learner, or a network."""
+    if isinstance(found, Taught):
+        return TaughtPredictor(found)
     if isinstance(found, OneShot):
         return HeadPredictor(found.tuning.basis, found.weight)
     if isinstance(found, LinearStudent):
@@ -154,6 +197,8 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
         case "head and student":
             weight, bias = (_tensor(arrays, f"student.{name}", device) for name in ("weight", "bias"))
             return StudentPredictor(HeadPredictor.of(config, arrays, device), weight, bias, config["share"])
+        case "kernel" | "trees":
+            return TaughtPredictor.of(config, arrays, device)
         case "net":
             model = FeatureNet(config["inputs"], config["outputs"], config["hidden"])
         case "own net" if model is None:

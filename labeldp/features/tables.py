@@ -118,6 +118,15 @@ class TableMap:
         one_hot += sum(len(edges) + 1 for edges in self.edges) + sum(map(len, self.steps))
         return len(self.mean) + int(self.missing.sum()) + one_hot + self.buckets
 
+    @property
+    def plain(self) -> np.ndarray:
+        """Numbers of the features that say everything once: numbers as they are, and categories, no bins or steps."""
+        if self.scaling is not None:
+            return np.arange(self.dim)
+        begin = len(self.mean) + int(self.missing.sum())
+        again = sum(len(edges) + 1 for edges in self.edges) + sum(map(len, self.steps))
+        return np.r_[:begin, begin + again : self.dim]
+
     def features(self, inputs: Tables) -> Tensor:
         """Return (n, dim)."""
         numeric, categorical = checked_table(inputs)

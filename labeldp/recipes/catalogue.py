@@ -98,7 +98,8 @@ class Recipe:
         shown: (problem, ε) → settings that `choose` shows besides those.
         worth: clean labels it is worth at ε, a coordinate along which its measured accuracy is carried over; None for
             recipes that `choose` does not rank.
-        learner: what learns: "head" (closed form), "student" (a network taught by a head), "net" (a network).
+        learner: what learns: "head" (closed form), "student" (a network taught by a head), "net" (a network), "any"
+            (the user's classifier, or one that is chosen on responses).
         kin: recipes of the same kin stand in for each other's results, in the catalogue's order.
         stands_in: by modality ("" for all others), its place among those whose results stand in for any recipe's.
         table_seconds: of one core on tables, at the start and per row, where they were measured (Adult's columns).
@@ -123,7 +124,7 @@ class Recipe:
     settings: Callable[[Case, float], Settings] = field(default=lambda case, epsilon: {}, hash=False)
     shown: Callable[[Case, float], Settings] = field(default=lambda case, epsilon: {}, hash=False)
     worth: Worth | None = None
-    learner: Literal["head", "student", "net"] = "net"
+    learner: Literal["head", "student", "net", "any"] = "net"
     kin: str = ""
     stands_in: Settings = field(default_factory=dict, hash=False)
     table_seconds: tuple[float, float] | None = None
@@ -148,7 +149,7 @@ class Recipe:
 
 def loaded(name: str) -> Any:
     """Import "file.function" of `labeldp.recipes`, or a full name."""
-    home, _, attribute = (name if name.startswith("labeldp.") else f"labeldp.recipes.{name}").rpartition(".")
+    home, _, attribute = (name if name.count(".") > 1 else f"labeldp.recipes.{name}").rpartition(".")
     return getattr(import_module(home), attribute)
 
 
@@ -259,6 +260,13 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "debiased", "releases one randomized response of every row and minimises an unbiased estimate of the loss",
         "Ghazi et al. 2021, Algorithm 5", classes="per_row.debiased", users=True, per_row=True, self_tests=_ROW_TEST,
+    ),
+    Recipe(
+        "rr+learner", "releases one randomized response of every row and teaches trees, kernels or any classifier, "
+        "chosen on held-out responses", "this library, docs/estimators.md", classes="learner.train", network="",
+        learner="any", kin="responses", per_row=True,
+        # It remembers every response: nothing can show more.
+        self_tests={"": SelfTest(2000, settings={"learner": Lazy("sklearn.neighbors.KNeighborsClassifier", (1,))})},
     ),
     Recipe(
         "lp_mst", "lets the rows respond in stages, each among the classes that the model so far finds plausible "

@@ -10,6 +10,7 @@ A recipe is a function whose arguments are called
     teach             training a network on probabilities
     tune              label-free tuning of a head
     clusters          of the features, found without labels
+    learner, columns  a classifier of the user's, or several, and which of the features it sees
     teachers          of PATE
     seed, report      of everything public; gets progress
 
@@ -70,6 +71,8 @@ class Job:
         settings: for the recipe and, those it does not know, for the training loop.
         seed: of everything public.
         report: gets progress.
+        learner: the user's classifier, or several to choose from; None for those built in.
+        columns: numbers of the features that say everything once; None for all.
     """
 
     features: Tensor | Coded
@@ -81,6 +84,8 @@ class Job:
     settings: Mapping[str, Any]
     seed: int
     report: Report | None = None
+    learner: Any = None
+    columns: Any = None
 
 
 def run(recipe: Recipe, job: Job, task: Task = "classes") -> Any:
@@ -245,4 +250,6 @@ SUPPLIES: dict[str, Callable[[_Work], Any]] = {
     "teachers": _Work.teachers,
     "seed": lambda work: work.job.seed,
     "report": lambda work: work.job.report,
+    "learner": lambda work: work.job.learner,
+    "columns": lambda work: work.job.columns,
 }

@@ -163,6 +163,15 @@ def test_no_label_is_in_the_folder_but_in_the_list_of_classes(place):
     assert json.dumps(result.model).count(SECRET) == 1
 
 
+def test_a_learner_is_kept_and_predicts(place, tmp_path):
+    out = tmp_path / "learner"
+    assert train(place / "t.csv", out, "--id", "id", "--quiet", epsilon="6", method="rr+learner") == 0
+    assert verify_folder(out) == ()
+    assert labeldp("predict", out, place / "open.csv", "--out", tmp_path / "p.csv", "--keep", "y") == 0
+    found = read_rows(tmp_path / "p.csv")
+    assert sum(line["y"] == line["prediction"] for line in found) > 150
+
+
 def test_methods_are_those_of_the_estimators():
     from labeldp.cli.options import Method
 

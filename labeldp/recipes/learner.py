@@ -1,0 +1,136 @@
+"""Any learner on randomized responses, chosen on held-out responses: trees, kernels, or a classifier of the user's.
+
+    ỹ = RR(y; ε), once per row  →  some rows held out  →  every learner fitted to the others and judged on those
+    →  the best fitted to all rows
+
+One query of every row is all that is paid for; what comes after the first arrow is post-processing
+(`labeldp.learning.learners`), so that learners, settings and stopping are chosen for nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from labeldp.core.vault import LabelVault
+from labeldp.learning.learners import Learnt, Task, choose, own, taught
+from labeldp.learning.progress import Progress, Report
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.recipes.arguments import check_inputs, checked
+from labeldp.recipes.kept import in_folder, release_labels
+from labeldp.releases import NoisyLabels
+
+# Rows on which a learner is tried before anything is spent: enough for most leaves and neighbourhoods.
+_TRIAL_ROWS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """What a learner learnt from responses.
+
+    Args:
+        columns: numbers of the features that it sees, (c,).
+        scale: the factor on each, (c,).
+        learnt: what predicts.
+        name: of the learner, with its settings.
+        judged: every learner that was tried, with its mean log-likelihood of held-out responses; empty for a single
+            learner of the user's.
+    """
+
+    columns: Tensor
+    scale: Tensor
+    learnt: Learnt
+    name: str
+    judged: tuple[tuple[str, float], ...]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return log P(class | row) up to a constant of the row, (n, K)."""
+        return self.learnt.logits(features.to(self.scale)[:, self.columns] * self.scale)
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Return P(class | row), (n, K)."""
+        return self.logits(features).softmax(dim=1)
+
+
+@checked
+def train(
+    features: Tensor,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    learner: Any = None,
+    columns: npt.ArrayLike | None = None,
+    seed: int = 0,
+    folder: Path | None = None,
+    report: Report | None = None,
+) -> Taught:
+    """Release one response per label at `epsilon` and teach the learner that predicts held-out responses best.
+
+    Args:
+        features: public, (n, p).
+        learner: a classifier with `fit` and `predict_proba`, or a list of them to choose from; None for linear, kernel
+            and tree learners of this library. A copy is fitted, to class numbers 0 … K − 1.
+        columns: numbers of the features to learn from; all when None. Those that are not zeros and ones are scaled to
+            variance 1.
+        seed: of the split and of random cosines, which are public.
+        folder: keeps the responses, so that a killed run goes on and draws nothing twice.
+        report: gets progress.
+
+    >>> x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+    >>> found = train(x, LabelVault(x[:, 0] * x[:, 1] > 0, 2), epsilon=6.0)
+    >>> found.probabilities(torch.tensor([[1.0, 1.0], [-1.0, 1.0]])).argmax(dim=1)
+    tensor([1, 0])
+    """
+    begun, classes = time.perf_counter(), vault.num_classes
+    check_inputs(features, vault)
+    chosen = torch.arange(features.shape[1]) if columns is None else torch.from_numpy(np.array(columns, dtype=np.int64))
+    seen = features[:, chosen.to(features.device)].float()
+    spread, marks = seen.std(dim=0, correction=0), ((seen == 0) | (seen == 1)).all(dim=0)
+    scale = torch.where(marks | (spread < 1e-6), 1.0, 1.0 / spread)
+    rows = seen * scale
+    given = learner if isinstance(learner, list | tuple) else () if learner is None else (learner,)
+    if learner is not None and not given:
+        raise ValueError(f"learner={learner!r} is empty; give a classifier, a list of them, or None")
+    for one in given:
+        check_learner(one, rows, classes)
+    private = release_labels(vault, RandomizedResponse(epsilon, classes), kept=in_folder(folder, "responses.npz"))
+    if len(given) == 1:
+        return Taught(chosen.to(rows.device), scale, taught(given[0], rows, private), repr(given[0]), ())
+    task, found = Task.split(rows, private, seed), []
+    for candidate in choose(task, seed) if learner is None else (own(task, one) for one in given):
+        found.append(candidate)
+        if report is not None:
+            told = f"{candidate.name}: held-out log-likelihood {candidate.likelihood:.5f}"
+            report(Progress("learner", told, time.perf_counter() - begun))
+    best = max(found, key=lambda candidate: candidate.likelihood)
+    judged = tuple((candidate.name, candidate.likelihood) for candidate in found)
+    return Taught(chosen.to(rows.device), scale, best.refit(), best.name, judged)
+
+
+def check_learner(learner: Any, rows: Tensor, classes: int) -> None:
+    """Raise ValueError unless a copy of the learner can be fitted to a few rows and made-up classes, and predicts."""
+    name = type(learner).__name__
+    missing = [method for method in ("fit", "predict_proba") if not callable(getattr(learner, method, None))]
+    if missing or isinstance(learner, type):
+        raise ValueError(
+            f"learner={learner!r} has no {' and no '.join(missing) or 'settings: it is a class'}; give a classifier as "
+            "scikit-learn has them, made with its settings, or a list of such"
+        )
+    count = max(_TRIAL_ROWS, 4 * classes)
+    few, made_up = rows[torch.arange(count, device=rows.device) % len(rows)], np.arange(count) % classes
+    try:
+        found = taught(learner, few, NoisyLabels(RandomizedResponse(1.0, classes), made_up)).logits(few)
+    except Exception as error:
+        raise ValueError(
+            f"the learner {name} cannot be fitted to {count} rows and made-up classes 0 … {classes - 1}, so nothing "
+            f"was spent: {type(error).__name__}: {error}"
+        ) from error
+    if len(found) != count or not found.isfinite().all():
+        raise ValueError(f"the learner {name} predicts no probabilities of {classes} classes for {count} rows")
