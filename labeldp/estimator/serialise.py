@@ -19,8 +19,10 @@ from labeldp.features.extract import FeatureMap, RawMap, Scaling
 from labeldp.features.patches import PatchMap
 from labeldp.features.tables import Coded, TableMap
 from labeldp.learning.train import predict
+from labeldp.learning.trees import Forest
 from labeldp.learning.tuning import Basis
 from labeldp.models.zoo import FeatureNet
+from labeldp.recipes.boosting import Boosted
 from labeldp.recipes.distil import LinearStudent
 from labeldp.recipes.one_shot import OneShot
 
@@ -136,8 +138,25 @@ class NetPredictor:
         return {"kind": "net", **self.net.sizes}, arrays
 
 
+@dataclass(frozen=True, eq=False)
+class ForestPredictor:
+    """Trees on the features."""
+
+    forest: Forest
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return the trees' scores."""
+        return torch.from_numpy(self.forest.scores(rows.detach().cpu().numpy()))
+
+    def parts(self) -> tuple[Config, Arrays]:
+        """Return the trees as arrays."""
+        return {"kind": "forest"}, {f"forest.{name}": array for name, array in self.forest.arrays().items()}
+
+
 def predictor_of(found: Any, own: bool) -> Predictor:
-    """Return what predicts, from a recipe's result: a head, a head and its student, or a network."""
+    """Return what predicts, from a recipe's result: a head, a head and its student, trees, or a network."""
+    if isinstance(found, Boosted):
+        return ForestPredictor(found.forest)
     if isinstance(found, OneShot):
         return HeadPredictor(found.tuning.basis, found.weight)
     if isinstance(found, LinearStudent):
@@ -154,6 +173,9 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
         case "head and student":
             weight, bias = (_tensor(arrays, f"student.{name}", device) for name in ("weight", "bias"))
             return StudentPredictor(HeadPredictor.of(config, arrays, device), weight, bias, config["share"])
+        case "forest":
+            named = {name.removeprefix("forest."): a for name, a in arrays.items() if name.startswith("forest.")}
+            return ForestPredictor(Forest.from_arrays(named))
         case "net":
             model = FeatureNet(config["inputs"], config["outputs"], config["hidden"])
         case "own net" if model is None:

@@ -174,6 +174,11 @@ def _ballot(case: Case, epsilon: float) -> Settings:
     return {"ballot": Lazy("pate.Ballot", (teachers, queries, max(1, queries // 4)))}
 
 
+def _histograms(case: Case, epsilon: float) -> Settings:
+    """Return finer bins and more rounds the more a count's noise allows: by rows times μ²."""
+    return {"rounds": 4}
+
+
 def _own_clusters(rows: int, epsilon: float) -> list[int]:
     return list(range(rows))
 
@@ -234,6 +239,11 @@ RECIPES: tuple[Recipe, ...] = (
         shown=lambda case, epsilon: {"split of epsilon": "tuned on clusters of the public features"},
         worth=of_moment_then_responses, learner="student", kin="moment", table_seconds=(2.5, 1e-3),
         self_tests={"": SelfTest(1000, pure=False)},
+    ),
+    Recipe(
+        "boosting", "releases a few noisy histograms of labels over public bins and boosts trees on them",
+        "this library, docs/recipes.md", classes="boosting.train", pure=False, needs_delta=True, network="",
+        settings=_histograms, learner="head", self_tests={"": SelfTest(500, pure=False)},
     ),
     Recipe(
         "cluster_votes", "gives every cluster of public features its noisy majority class",
