@@ -7,7 +7,7 @@ are read back as columns, from public rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+# Rows that are looked at to see what a number says already.
+_ENOUGH = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,29 +56,27 @@ class Column:
 
 
 def columns(rows: npt.NDArray[np.floating]) -> tuple[tuple[int, ...], ...]:
-    """Return the features of each column: categories as one, and nothing that a number says already.
+    """Return the features of each column: numbers, then categories, without what a number says already.
 
-    Neighbouring features that are 0 or 1 are one category as long as no row has two of them. A category is left out
-    where its values follow each other along a number, as bins and steps of the number do.
+    A feature of 0 and 1 that is constant but for one stretch of a number, as its bins and steps are, is left out; some
+    rows are enough to see it. Of the others, neighbours are one category as long as no row has two of them.
 
-    >>> columns(np.array([[0.1, 0, 1, 1], [0.7, 1, 0, 1], [0.9, 1, 0, 0], [0.2, 1, 0, 1]]))
-    ((0,), (1, 2), (3,))
+    >>> columns(np.array([[0.1, 0, 1, 0], [0.2, 1, 0, 0], [0.7, 0, 1, 0], [0.8, 1, 0, 1], [0.9, 0, 1, 1]]))
+    ((0,), (1, 2))
     """
-    plain = np.asarray(rows)
-    is_flag = ((plain == 0) | (plain == 1)).all(axis=0)
-    varies = (plain != plain[:1]).any(axis=0)
-    numbers = np.flatnonzero(~is_flag & varies)
-    orders = [np.argsort(plain[:, number], kind="stable") for number in numbers]
-    found: list[tuple[int, ...]] = [(int(number),) for number in numbers]
-    for features in _bundles(plain, np.flatnonzero(is_flag & varies)):
-        category = Column(features, None)
-        bins = category.bins(plain)
-        if not any(np.count_nonzero(np.diff(bins[order])) < len(np.unique(bins)) for order in orders):
-            found.append(features)
-    return tuple(found)
+    is_flag, varies = ((rows == 0) | (rows == 1)).all(axis=0), (rows != rows[:1]).any(axis=0)
+    numbers, flags = np.flatnonzero(~is_flag & varies), np.flatnonzero(is_flag & varies)
+    some = rows[:: max(1, len(rows) // _ENOUGH)]
+    for number in numbers:
+        order = np.argsort(some[:, number])
+        # 0 may stand for a missing number, which is in none of its bins and has a feature of its own.
+        order = order[some[order, number] != 0]
+        changes = np.count_nonzero(np.diff(some[order][:, flags], axis=0), axis=0)
+        flags = flags[(changes == 0) | (changes > 2)]
+    return (*((int(number),) for number in numbers), *_bundles(rows, flags))
 
 
-def _bundles(rows: npt.NDArray[np.floating], flags: Sequence[int] | IntArray) -> Iterator[tuple[int, ...]]:
+def _bundles(rows: npt.NDArray[np.floating], flags: npt.NDArray[np.intp]) -> Iterator[tuple[int, ...]]:
     """Yield neighbouring flags of which no row has two."""
     bundle: list[int] = []
     taken = np.zeros(len(rows), dtype=bool)
@@ -100,6 +100,7 @@ def cut(rows: npt.NDArray[np.floating], features: tuple[int, ...], bins: int) ->
     values = rows[:, features[0]].astype(np.float64)
     if len(features) > 1 or np.isin(values, (0.0, 1.0)).all():
         return Column(features, None)
-    edges = np.unique(np.quantile(values, np.arange(1, bins) / bins, method="inverted_cdf"))
-    # Beyond the last edge there must be a row.
-    return Column(features, edges[edges < values.max()])
+    edges = np.quantile(values, np.arange(1, bins) / bins, method="inverted_cdf")
+    # Beyond the last edge there must be a row, however frequent the largest value is.
+    largest = values.max()
+    return Column(features, np.unique(np.minimum(edges, values[values < largest].max(initial=-np.inf))))

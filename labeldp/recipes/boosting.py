@@ -1,4 +1,4 @@
-"""Boosting on histograms: a few noisy histograms of labels over public bins, and trees that are boosted on them.
+"""Boost trees on a few noisy histograms: numbers of labels of each class in public bins, and nothing else of them.
 
     round 0:  a histogram of every column's bins, (classes × bins)                  →  trees of one level
     round r:  depth − 1 splits, the same for all nodes of a level, and for a few columns a histogram in each node
@@ -54,7 +54,7 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Boosted:
-    """Trees that were boosted on noisy histograms. Holds no label; may be kept and published.
+    """Hold trees that were boosted on noisy histograms, and no label; may be kept and published.
 
     Args:
         forest: scores of rows of features, (n, K).
@@ -85,7 +85,7 @@ def train(
     bins: int = 16,
     coarse_bins: int = 4,
     features_per_round: int = 4,
-    first_share: float = 0.6,
+    first_share: float = 0.7,
     learning_rate: float = 0.5,
     seed: int = 0,
     folder: Path | None = None,
@@ -113,7 +113,12 @@ def train(
     (True, True)
     """
     check_features(features, vault)
-    _check(epsilon, delta, rounds, depth, bins, coarse_bins, features_per_round, first_share, learning_rate)
+    if not 0 < epsilon < math.inf or not 0 < delta < 1:
+        raise ValueError(f"epsilon={epsilon}, delta={delta}: Gaussian noise needs finite ε > 0 and 0 < δ < 1")
+    _check_ranges(rounds=(rounds, 0, 1000), depth=(depth, 1, 12), bins=(bins, 2, 4096))
+    _check_ranges(coarse_bins=(coarse_bins, 2, 4096), features_per_round=(features_per_round, 1, 1 << 20))
+    if not 0 < first_share < 1 or not 0 < learning_rate <= 1:
+        raise ValueError(f"first_share={first_share}, learning_rate={learning_rate}: give shares, above 0 and below 1")
     rows, rng, clock = features.detach().cpu().numpy(), np.random.default_rng(seed), Clock(report)
     found = columns(rows)
     if not found or vault.num_classes < 2:
@@ -149,21 +154,11 @@ def train(
     return Boosted(forest_of(trees, _log_shares(trees[: len(found)])), tuple(trees))
 
 
-def _check(
-    epsilon: float, delta: float, rounds: int, depth: int, bins: int, coarse_bins: int, features_per_round: int,
-    first_share: float, learning_rate: float,
-) -> None:  # fmt: skip
-    """Raise ValueError for what makes no trees, or has no noise."""
-    if not 0 < epsilon < math.inf or not 0 < delta < 1:
-        raise ValueError(f"epsilon={epsilon}, delta={delta}: Gaussian noise needs finite ε > 0 and 0 < δ < 1")
-    least = {"rounds": (rounds, 0, 1000), "depth": (depth, 1, 12), "bins": (bins, 2, 4096)}
-    least |= {"coarse_bins": (coarse_bins, 2, 4096), "features_per_round": (features_per_round, 1, 1 << 20)}
-    for name, (value, low, high) in least.items():
+def _check_ranges(**given: tuple[int, int, int]) -> None:
+    """Raise ValueError for a number that is not between the other two."""
+    for name, (value, low, high) in given.items():
         if not low <= value <= high:
             raise ValueError(f"{name}={value} is out of range; give a whole number from {low} to {high}")
-    for name, value in (("first_share", first_share), ("learning_rate", learning_rate)):
-        if not 0 < value <= 1 or (name == "first_share" and rounds and value == 1):
-            raise ValueError(f"{name}={value} is not a share; give a number above 0 and below 1")
 
 
 def _chances(trees: Sequence[Histogram], found: Sequence[tuple[int, ...]]) -> FloatArray:

@@ -20,6 +20,7 @@ from labeldp.recipes.worth import (
     PRIOR_GAIN,
     Case,
     Worth,
+    distance,
     of_gradients,
     of_moment,
     of_moment_then_responses,
@@ -175,8 +176,11 @@ def _ballot(case: Case, epsilon: float) -> Settings:
 
 
 def _histograms(case: Case, epsilon: float) -> Settings:
-    """Return finer bins and more rounds the more a count's noise allows: by rows times μ²."""
-    return {"rounds": 4}
+    """Return more bins and rounds the less noise weighs, by n·μ²: found on six made-up tables, on no real labels."""
+    weight = case.num_rows * distance(epsilon, case.delta) ** 2 if 0 < case.delta < 1 else 0.0
+    if weight > 2000:
+        return {"rounds": 6, "depth": 4, "bins": 32, "features_per_round": 8, "first_share": 0.7}
+    return {"rounds": 4, "depth": 3, "bins": 16 if weight > 30 else 8, "features_per_round": 4, "first_share": 0.7}
 
 
 def _own_clusters(rows: int, epsilon: float) -> list[int]:
