@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -30,6 +31,7 @@ from labeldp.core.vault import LabelVault
 from labeldp.data.columns import Layout, read_frame
 from labeldp.data.files import adult_path
 from labeldp.estimator.classifier import LabelDPClassifier
+from labeldp.estimator.spending import RepeatedFitWarning
 from labeldp.features.histograms import columns, cut
 from labeldp.features.tables import Table
 from labeldp.learning.boosting import Histogram, boost, forest_of
@@ -158,6 +160,8 @@ def main() -> None:
     parser.add_argument("--data", default="xor,quantiles,clusters,moons,adult")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    # The same labels are fitted to on purpose.
+    warnings.simplefilter("ignore", RepeatedFitWarning)
     print("| table | ε |", " | ".join(METHODS), "|")
     print("|---|--:|" + "--:|" * len(METHODS))
     for name in asked.data.split(","):
