@@ -122,7 +122,10 @@ def train(
     rows, rng, clock = features.detach().cpu().numpy(), np.random.default_rng(seed), Clock(report)
     found = columns(rows)
     if not found or vault.num_classes < 2:
-        raise ValueError(f"features has {len(found)} columns that vary, the vault {vault.num_classes} classes")
+        raise ValueError(
+            f"features has {len(found)} columns that vary, the vault {vault.num_classes} classes; give at least one "
+            "column and two classes"
+        )
     fine, coarse = ([cut(rows, column, size) for column in found] for size in (bins, coarse_bins))
     # No column is left to ask about once a round has split on all.
     levels = min(depth - 1, len(found) - 1)
@@ -148,9 +151,8 @@ def train(
         if number == 0:
             scores += _log_shares(trees)
         boost(trees, scores, _PASSES if number < rounds else _LAST_PASSES, learning_rate)
-        clock(
-            "histogram", f"{number + 1} of {len(shares)}: {len(asked)} columns, noise {trees[-1].variance ** 0.5:.3g}"
-        )
+        noise_std = math.sqrt(trees[-1].variance)
+        clock("histogram", f"{number + 1} of {len(shares)}: {len(asked)} columns, noise {noise_std:.3g}")
     return Boosted(forest_of(trees, _log_shares(trees[: len(found)])), tuple(trees))
 
 
