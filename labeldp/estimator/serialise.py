@@ -23,6 +23,7 @@ from labeldp.learning.train import predict
 from labeldp.learning.trees import Forest
 from labeldp.learning.tuning import Basis
 from labeldp.models.zoo import FeatureNet
+from labeldp.recipes.boosting import Boosted
 from labeldp.recipes.distil import LinearStudent
 from labeldp.recipes.learner import Taught
 from labeldp.recipes.one_shot import OneShot
@@ -51,6 +52,11 @@ def _tensor(arrays: Arrays, name: str, device: torch.device) -> Tensor:
     if name not in arrays:
         raise PartsError(f"the array {name!r} is missing; the parts are not complete")
     return torch.from_numpy(np.array(arrays[name])).to(device)
+
+
+def _forest(arrays: Arrays) -> Forest:
+    named = {name.removeprefix("forest."): array for name, array in arrays.items() if name.startswith("forest.")}
+    return Forest.from_arrays(named)
 
 
 # -- what predicts ---------------------------------------------------------------------------------------------------
@@ -172,15 +178,31 @@ class TaughtPredictor:
         """Return the learner of these parts."""
         names = ("turn", "phases", "weight") if config["kind"] == "kernel" else ("unmix",)
         columns, scale, *rest = (_tensor(arrays, f"learner.{name}", device) for name in ("columns", "scale", *names))
-        forest = {name.removeprefix("forest."): a for name, a in arrays.items() if name.startswith("forest.")}
-        learnt = Kernel(*rest) if config["kind"] == "kernel" else Trees(Forest.from_arrays(forest), rest[0].cpu())
+        learnt = Kernel(*rest) if config["kind"] == "kernel" else Trees(_forest(arrays), rest[0].cpu())
         return cls(Taught(columns, scale, learnt, config["name"], ()))
 
 
+@dataclass(frozen=True, eq=False)
+class ForestPredictor:
+    """Trees on the features."""
+
+    forest: Forest
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return the trees' scores."""
+        return torch.from_numpy(self.forest.scores(rows.detach().cpu().numpy()))
+
+    def parts(self) -> tuple[Config, Arrays]:
+        """Return the trees as arrays."""
+        return {"kind": "forest"}, {f"forest.{name}": array for name, array in self.forest.arrays().items()}
+
+
 def predictor_of(found: Any, own: bool) -> Predictor:
-    """Return what predicts, from a recipe's result: a head, a head and its student, a learner, or a network."""
+    """Return what predicts, from a recipe's result: a head, a head and its student, a learner, trees, or a network."""
     if isinstance(found, Taught):
         return TaughtPredictor(found)
+    if isinstance(found, Boosted):
+        return ForestPredictor(found.forest)
     if isinstance(found, OneShot):
         return HeadPredictor(found.tuning.basis, found.weight)
     if isinstance(found, LinearStudent):
@@ -199,6 +221,8 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
             return StudentPredictor(HeadPredictor.of(config, arrays, device), weight, bias, config["share"])
         case "kernel" | "trees":
             return TaughtPredictor.of(config, arrays, device)
+        case "forest":
+            return ForestPredictor(_forest(arrays))
         case "net":
             model = FeatureNet(config["inputs"], config["outputs"], config["hidden"])
         case "own net" if model is None:
