@@ -39,7 +39,7 @@ from labeldp.core.vault import LabelVault, Mechanism
 from labeldp.mechanisms.channels import channel_from_description
 from labeldp.mechanisms.responses import SetResponse, TopKResponse
 from labeldp.mechanisms.values import BinnedResponse, NoisyValues
-from labeldp.releases import NoisyCounts, NoisyLabels, NoisyMoments
+from labeldp.releases import NoisyCounts, NoisyLabels, NoisyMoments, NoisyScores
 
 Out = TypeVar("Out")
 # What a query costs, the rows it is of (all when None), and the file that keeps what it releases.
@@ -230,7 +230,7 @@ def checkpoint_of(folder: Path | None, *responses: np.ndarray) -> dict[str, Path
 
 
 def save(file: IO[bytes], release: Any, note: Mapping[str, Any]) -> None:
-    """Write a release, its channel and a note: responses, values, counts, winners of votes, or a moment."""
+    """Write a release, its channel and a note: responses, values, counts, scores, winners of votes, or a moment."""
     kind: str
     fields: dict[str, Any] = {}
     arrays: dict[str, np.ndarray]
@@ -246,6 +246,10 @@ def save(file: IO[bytes], release: Any, note: Mapping[str, Any]) -> None:
         case NoisyCounts():
             kind, arrays = "counts", {"counts": release.counts, "group_sizes": release.group_sizes}
             fields = {"noise": release.noise, "noise_std": release.noise_std}
+        case NoisyScores(cells=cells):
+            kind, arrays = "scores", {"counts": cells.counts, "group_sizes": cells.group_sizes}
+            fields = {"noise": cells.noise, "noise_std": cells.noise_std}
+            fields |= {"right": release.right, "right_std": release.right_std}
         case NoisyMoments():
             kind, arrays = "moment", {"value": release.value, "total": release.total}
             fields = {name: getattr(release, name) for name in release.__dataclass_fields__ if name not in arrays}
@@ -278,6 +282,9 @@ def load(path: Path) -> Any:
             return NoisyLabels(channel_from_description(described), arrays["responses"])
         if kind == "counts":
             return NoisyCounts(arrays["counts"], arrays["group_sizes"], **fields)
+        if kind == "scores":
+            right = int(fields.pop("right")), float(fields.pop("right_std"))
+            return NoisyScores(NoisyCounts(arrays["counts"], arrays["group_sizes"], **fields), *right)
         if kind == "moment":
             return NoisyMoments(arrays["value"], arrays["total"], **fields)
         return arrays["winners"]
