@@ -182,6 +182,11 @@ def limited(vault: LabelVault, epsilon: float, delta: Any, payer: Account | Coun
     return vault.part(budget=budget, store=payer), settled
 
 
+def pay_apart(payer: Account | CountedFit | None) -> bool:
+    """Return whether rows pay each for themselves: whoever pays charges no row for what another one meets."""
+    return payer is None or isinstance(payer, CountedFit) or payer.by_row
+
+
 def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None, family: str) -> Account | CountedFit:
     """Return the account that pays for these labels, or for the data set they are a part of.
 

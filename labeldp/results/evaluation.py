@@ -26,6 +26,7 @@ import torch
 from labeldp.learning.projections import project_to_simplex
 from labeldp.mechanisms.evaluation import ErrorCounts, ScoreCounts
 from labeldp.releases import FloatArray, NoisyCounts, NoisyScores
+from labeldp.results.card import measure_words
 
 # Simulated evaluations, and fewer where there are very many cells.
 _DRAWS, _FEWER_DRAWS, _MANY_CELLS = 1_000, 300, 5_000
@@ -34,7 +35,6 @@ _CONFIDENCE = 0.95
 _ABOVE_NOISE = 3.0
 _LEAST = 1e-12
 _PERCENT = ("accuracy", "calibration_error")
-_NAMES = {"r2": "R²", "auc": "AUC"}
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,10 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         lines = [(measure_words(name), shown(name, one)) for name, one in self.measures.items()]
-        both = zip(self.classes, self.recall, self.precision, strict=True)
-        lines += [(f"{c}: recall, precision", f"{_percent(r)}, {_percent(p)}") for c, r, p in both]
+        for place, name in enumerate(self.classes if self.recall else ()):
+            lines.append(
+                (f"{name}: recall, precision", f"{self.side('recall', place)}, {self.side('precision', place)}")
+            )
         cells = "".join(f"<tr><th>{escape(name)}</th><td>{value}</td></tr>" for name, value in lines)
         return f"<table><caption>On {self.rows:,} rows set aside, with 95% error bars</caption>{cells}</table>"
 
@@ -90,6 +92,11 @@ class Evaluation:
         return ", ".join(
             f"{measure_words(name)} {shown(name, self.measures[name])}" for name in names if name in self.measures
         )
+
+    def side(self, name: str, place: int) -> str:
+        """Return recall or precision of a class in words; a dash where noise drowns it."""
+        one = getattr(self, name)[place]
+        return "–" if one is None else _percent(one)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, rounded to what they are good for."""
@@ -113,7 +120,6 @@ class Evaluation:
         confusion = numbers(fields["confusion"], len(classes))
         if any(len(part) not in (0, len(classes)) for part in (*sides, confusion)) or type(fields["rows"]) is not int:
             raise ValueError("there are not as many entries as classes")
-        # A number of rows for each of them cannot be written down without having them.
         return cls(
             fields["rows"], _number(fields["epsilon"]),
             {str(name): measure(one) for name, one in fields["measures"].items()}, classes, confusion, *sides,
@@ -121,13 +127,12 @@ class Evaluation:
         )  # type: ignore[arg-type]  # fmt: skip
 
 
-def measure_words(name: str) -> str:
-    """Return a measure as people call it.
-
-    >>> measure_words("log_loss"), measure_words("r2"), measure_words("auc")
-    ('log loss', 'R²', 'AUC')
-    """
-    return _NAMES.get(name, name.replace("_", " "))
+def evaluation_of(metrics: Mapping[str, Any]) -> Evaluation | None:
+    """Return the evaluation in the measures of a folder; None where there is none, or what is there is none."""
+    try:
+        return Evaluation.from_json(metrics["evaluation"])
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
+        return None
 
 
 def shown(name: str, one: Measure) -> str:
@@ -137,13 +142,13 @@ def shown(name: str, one: Measure) -> str:
     ('84.1% ± 0.9', '0.891 ± 0.014')
     """
     if name in _PERCENT:
-        return f"{_percent(one)}"
+        return _percent(one)
     digits = max(0, 1 - math.floor(math.log10(one.margin))) if one.margin > 0 else 4
     return f"{one.value:.{min(digits, 12)}f} ± {one.margin:.{min(digits, 12)}f}"
 
 
-def _percent(one: Measure | None) -> str:
-    return "–" if one is None else f"{one.value:.1%} ± {100 * one.margin:.1f}"
+def _percent(one: Measure) -> str:
+    return f"{one.value:.1%} ± {100 * one.margin:.1f}"
 
 
 def _rounded(value: Any) -> Any:
