@@ -25,7 +25,8 @@ from labeldp.atomic import replacing
 from labeldp.audit.bounds import Claim
 from labeldp.audit.result import AuditResult, coins_of
 from labeldp.audit.training import audit_training
-from labeldp.core.ledger import Budget
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.values import Rounded, ValueVault
@@ -143,11 +144,24 @@ class _Again:
     def __init__(
         self, result: Result, model: Model, features: Any, claim: Claim, noise: Callable[[], SecureRandom]
     ) -> None:
+        from sklearn.utils import check_random_state
+
+        from labeldp.recipes.holdout import rows_set_aside
+        from labeldp.results.evaluation import evaluation_of
+
         self._result, self._model, self._claim, self._noise = result, model, claim, noise
-        estimator = model.estimator
+        self._seed = int(next(iter(result.run.values())).get("seed", 0))
+        self._public_seed = int(check_random_state(self._seed).randint(2**31 - 1))
+        estimator, own = model.estimator, evaluation_of(result.metrics)
         # The folder's own map from inputs to features: it was fitted without labels.
         self._seen, self._shown = estimator._encode(estimator._read(features, reset=False))
-        predicted = estimator.predict(features)
+        predicted, self._spent_aside = estimator.predict(features), 0.0
+        if own is not None:
+            # Rows that were set aside were not trained on; what they paid is in the claim.
+            held = rows_set_aside(len(predicted), own.rows, self._public_seed)
+            others = np.setdiff1d(np.arange(len(predicted)), [] if held is None else held)
+            self._seen, self._shown, predicted = self._seen[others], self._shown[others], predicted[others]
+            self._spent_aside = Ledger(1).charge(PureDP(own.epsilon)).epsilon(result.certificate.delta)
         self._numbers = None if model.classes else predicted
         self.usual = (predicted if model.classes else np.zeros(len(predicted))).astype(np.int64)
         self._canary = np.zeros(len(predicted), dtype=bool)
@@ -165,7 +179,8 @@ class _Again:
         """Run the recipe; return all that it gave away, and what the folder claims for it."""
         vault = self._sealed(labels)
         predictor = self._trained(vault)
-        claimed, spent = self._result.certificate, vault.certificate(self._result.certificate.delta).epsilon
+        claimed = self._result.certificate
+        spent = max(vault.certificate(claimed.delta).epsilon, self._spent_aside)
         # The rerun must be what the folder claims to be, or the bound is about something else.
         if not abs(spent - claimed.epsilon) <= _SLACK * max(claimed.epsilon, 1):
             raise ValueError(
@@ -202,23 +217,18 @@ class _Again:
 
     def _trained(self, vault: Any) -> Any:
         import torch
-        from sklearn.utils import check_random_state
-
         from labeldp.estimator.serialise import predictor_of
         from labeldp.recipes.catalogue import BY_KEY
         from labeldp.recipes.job import Job, public_seed, run
         from labeldp.results.model import Network
 
-        story, run_settings = self._result.story, next(iter(self._result.run.values()))
-        seed = int(run_settings.get("seed", 0))
-        net = None
+        story, net = self._result.story, None
         if self._model.network is not None:
             with torch.random.fork_rng():
-                torch.manual_seed(seed)
+                torch.manual_seed(self._seed)
                 net = Network(self._model.network).made(len(self._model.classes))
-        public = int(check_random_state(seed).randint(2**31 - 1))
-        job = Job(self._seen, self._shown, vault, story.epsilon, story.delta, net, {}, public)
-        with public_seed(public):
+        job = Job(self._seen, self._shown, vault, story.epsilon, story.delta, net, {}, self._public_seed)
+        with public_seed(self._public_seed):
             task = "classes" if self._numbers is None else "numbers"
             return predictor_of(run(BY_KEY[story.method], job, task), net is not None)
 

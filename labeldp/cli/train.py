@@ -57,9 +57,9 @@ Report = Callable[[Any], None]
               f"number: {' or '.join(keys('numbers'))}.")  # fmt: skip
 @click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
               "with.")  # fmt: skip
-@click.option("--holdout", type=HOLDOUT, help="Rows to set aside and measure the model with, a share or a number; their "
-              "labels pay for that only, so it costs no privacy. 0 for none.  [default: a tenth, at most 20,000; none "
-              "below 1,000 rows, with --user, and where a store charges rows together]")  # fmt: skip
+@click.option("--holdout", type=HOLDOUT, help="Rows to set aside and measure the model with, a share or a number. "
+              "Their labels pay for that only, so it costs no privacy; 0 for none.  [default: a tenth, at most 20,000; "
+              "none below 1,000 rows, with --user, and where a store charges rows together]")  # fmt: skip
 @click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")
 @with_rows
 @click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")

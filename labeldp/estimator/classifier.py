@@ -53,9 +53,9 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         random_state: of everything public: features, clusters, first weights, order of rows. Never of the noise.
         report: called with `labeldp.estimator.Progress` as the fit goes on.
 
-    After `fit`: `certificate_`, `evaluation_` (how good it is; None where no rows were set aside), `method_`, `choice_`
-    (why; None where the method was named), `classes_`, `n_features_in_`, and `feature_names_in_` where the features have
-    names.
+    After `fit`: `certificate_`, `evaluation_` (how good it is; None where no rows were set aside), `method_`,
+    `choice_` (why; None where the method was named), `classes_`, `n_features_in_`, and `feature_names_in_` where the
+    features have names.
 
     >>> x = np.random.default_rng(0).normal(size=(4000, 5))
     >>> y = np.where(x[:, 0] + x[:, 1] > 0, "yes", "no")
@@ -151,7 +151,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         # A training that diverged predicts what is no number, and is as good as guessing.
         probabilities = np.nan_to_num(self.predict_proba(inputs), nan=1 / len(self.classes_))
         query = score_query(probabilities, epsilon)
-        return evaluate_classes(probabilities, query, released(vault, query, folder), self.classes_)
+        return evaluate_classes(probabilities, query, released(vault, query, folder), list(self.classes_))
 
     _task = "classes"
     _kind = "classifier"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -45,11 +45,12 @@ def rows_set_aside(num_rows: int, holdout: Any, seed: int) -> RowIndex | None:
     """
     if holdout is None:
         count = 0 if num_rows < FEWEST_ROWS else min(round(SHARE * num_rows), MOST_ROWS)
-    elif holdout is True or not isinstance(holdout, Real) or not 0 <= holdout < math.inf:
+    elif holdout is True or not isinstance(holdout, Real) or not 0 <= float(holdout) < math.inf:
         raise ValueError(f"holdout={holdout!r} is no part of the rows; give a share, say 0.1, a number of rows, or 0")
     else:
-        count = max(1, math.floor(holdout * num_rows)) if 0 < holdout < 1 else int(holdout)
-        if holdout >= 1 and (count != holdout or count >= num_rows):
+        given = float(holdout)
+        count = max(1, math.floor(given * num_rows)) if 0 < given < 1 else int(given)
+        if given >= 1 and (count != given or count >= num_rows):
             raise ValueError(f"holdout={holdout!r} of {num_rows} rows; give a whole number of rows that leaves some")
     if count == 0:
         return None
@@ -81,7 +82,8 @@ def error_query(levels: npt.NDArray[np.integer], num_levels: int, epsilon: float
     `levels` are predictions on the levels of the vault. Far errors are rare, and each cell has noise: few are for them.
     """
     grid = [0]
-    for sign, size in ((-1, int(levels.max())), (1, num_levels - 1 - int(levels.min()))):
+    for sign, furthest in ((-1, int(levels.max())), (1, num_levels - 1 - int(levels.min()))):
+        size = furthest
         while size > 0:
             grid.append(sign * size)
             size = min(size - 1, round(size / _RATIO)) if size > max(num_levels // _FINEST, 1) else 0
@@ -103,6 +105,10 @@ def ranked(scores: npt.NDArray[Any], within: npt.NDArray[np.integer], bins: int)
     return found
 
 
+@overload
+def released(vault: LabelVault, query: ScoreCounts, folder: Path | None) -> NoisyScores: ...
+@overload
+def released(vault: LabelVault, query: ErrorCounts, folder: Path | None) -> NoisyCounts: ...
 def released(vault: LabelVault, query: ScoreCounts | ErrorCounts, folder: Path | None) -> NoisyScores | NoisyCounts:
     """Release the query about all rows of this vault, or return what an earlier run kept of it.
 

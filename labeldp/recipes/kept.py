@@ -280,11 +280,10 @@ def load(path: Path) -> Any:
             if "sets" in arrays:
                 return NoisyLabels(TopKResponse(float(described["epsilon"]), arrays["sets"]), arrays["responses"])
             return NoisyLabels(channel_from_description(described), arrays["responses"])
-        if kind == "counts":
-            return NoisyCounts(arrays["counts"], arrays["group_sizes"], **fields)
-        if kind == "scores":
-            right = int(fields.pop("right")), float(fields.pop("right_std"))
-            return NoisyScores(NoisyCounts(arrays["counts"], arrays["group_sizes"], **fields), *right)
+        if kind in ("counts", "scores"):
+            right = [fields.pop(name) for name in ("right", "right_std") if name in fields]
+            counts = NoisyCounts(arrays["counts"], arrays["group_sizes"], **fields)
+            return NoisyScores(counts, *right) if right else counts
         if kind == "moment":
             return NoisyMoments(arrays["value"], arrays["total"], **fields)
         return arrays["winners"]

@@ -109,22 +109,26 @@ class Evaluation:
         def measure(one: Any) -> Measure:
             return Measure(*(_number(one[name]) for name in ("value", "margin")))
 
-        def numbers(table: Any, width: int) -> tuple[tuple[float, ...], ...]:
+        def numbers(table: Any, width: int) -> tuple[Any, ...]:
             found = tuple(tuple(map(_number, line)) for line in table)
             if any(len(line) != width for line in found):
                 raise ValueError("a line of a table has another length")
             return found
 
         classes = tuple(str(name) for name in fields["classes"])
-        sides = [tuple(None if one is None else measure(one) for one in fields[key]) for key in ("recall", "precision")]
+        recall, precision = (
+            tuple(None if one is None else measure(one) for one in fields[side]) for side in ("recall", "precision")
+        )
         confusion = numbers(fields["confusion"], len(classes))
-        if any(len(part) not in (0, len(classes)) for part in (*sides, confusion)) or type(fields["rows"]) is not int:
+        if any(len(part) not in (0, len(classes)) for part in (recall, precision, confusion)):
             raise ValueError("there are not as many entries as classes")
+        if type(fields["rows"]) is not int or not 0 < fields["rows"] < 1 << 53:
+            raise ValueError("rows is no number of them")
         return cls(
             fields["rows"], _number(fields["epsilon"]),
-            {str(name): measure(one) for name, one in fields["measures"].items()}, classes, confusion, *sides,
-            numbers(fields["roc"], 2), numbers(fields["calibration"], 3),
-        )  # type: ignore[arg-type]  # fmt: skip
+            {str(name): measure(one) for name, one in fields["measures"].items()}, classes, confusion, recall,
+            precision, numbers(fields["roc"], 2), numbers(fields["calibration"], 3),
+        )  # fmt: skip
 
 
 def evaluation_of(metrics: Mapping[str, Any]) -> Evaluation | None:
@@ -317,7 +321,7 @@ def evaluate_numbers(query: ErrorCounts, release: NoisyCounts, bounds: tuple[flo
     # Rounding adds (e − a)(b − e) to a square: for errors spread evenly between the points, this much in the mean.
     squares = np.maximum(grid**2 - (left**3 + right**3) / (6 * (left + right)), 0)
     sizes, centred = release.group_sizes, predicted - predicted.mean()
-    means = _over(np.bincount(query.cells.groups, centred, minlength=len(sizes)), sizes)
+    means = _over(np.bincount(query.cells.groups, centred, minlength=len(sizes)).astype(np.float64), sizes)
     spread, between = centred @ centred, means**2 @ sizes
     unit = (float(bounds[1]) - float(bounds[0])) / (query.num_levels - 1)
     # Which points an error can be rounded to: labels lie within the bounds.

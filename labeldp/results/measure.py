@@ -1,4 +1,4 @@
-"""Measure how good a model is, by open labels that were given for it, public rows and releases; never by labels of a vault."""
+"""Measure how good a model is, by open labels given for it, public rows and releases; never by labels of a vault."""
 
 from __future__ import annotations
 

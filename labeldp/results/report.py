@@ -343,9 +343,9 @@ def reliability(own: Evaluation) -> Figure | None:
         [min(max(value, 0.0), 1.0) for value in values]
         for values in zip(*((score, seen - margin, seen + margin) for score, seen, margin in points), strict=True)
     )
+    line = [(x, min(max(seen, 0.0), 1.0)) for x, (_, seen, _) in zip(xs, points, strict=True)]
     drawn = [
-        Band("95% error bars", xs, low, high),
-        Series("this model", [(x, min(max(seen, 0.0), 1.0)) for x, (_, seen, _) in zip(xs, points, strict=True)], dots=True),
+        Band("95% error bars", xs, low, high), Series("this model", line, dots=True),
         Series("calibrated", [(0, 0), (1, 1)], tone=5, dashed=True),
     ]  # fmt: skip
     summary = f"They differ by {shown('calibration_error', own.measures['calibration_error'])} in the mean."
