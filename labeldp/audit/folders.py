@@ -26,7 +26,7 @@ from labeldp.audit.bounds import Claim
 from labeldp.audit.result import AuditResult, coins_of
 from labeldp.audit.training import audit_training
 from labeldp.core.events import PureDP
-from labeldp.core.ledger import Budget, Ledger
+from labeldp.core.ledger import Budget, Ledger, worst_epsilon
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.values import Rounded, ValueVault
@@ -155,13 +155,15 @@ class _Again:
         estimator, own = model.estimator, evaluation_of(result.metrics)
         # The folder's own map from inputs to features: it was fitted without labels.
         self._seen, self._shown = estimator._encode(estimator._read(features, reset=False))
-        predicted, self._spent_aside = estimator.predict(features), 0.0
+        predicted, self._groups = estimator.predict(features), result.certificate.groups
         if own is not None:
-            # Rows that were set aside were not trained on; what they paid is in the claim.
+            # Rows that were set aside were not trained on, and what they paid was not paid by training.
             held = rows_set_aside(len(predicted), own.rows, self._public_seed)
             others = np.setdiff1d(np.arange(len(predicted)), [] if held is None else held)
             self._seen, self._shown, predicted = self._seen[others], self._shown[others], predicted[others]
-            self._spent_aside = Ledger(1).charge(PureDP(own.epsilon)).epsilon(result.certificate.delta)
+            (aside,) = Ledger(own.rows).charge(PureDP(own.epsilon)).groups()
+            alike = [group.rows - own.rows if group.plans == aside.plans else group.rows for group in self._groups]
+            self._groups = tuple(group for group, rows in zip(self._groups, alike, strict=True) if rows > 0)
         self._numbers = None if model.classes else predicted
         self.usual = (predicted if model.classes else np.zeros(len(predicted))).astype(np.int64)
         self._canary = np.zeros(len(predicted), dtype=bool)
@@ -179,13 +181,13 @@ class _Again:
         """Run the recipe; return all that it gave away, and what the folder claims for it."""
         vault = self._sealed(labels)
         predictor = self._trained(vault)
-        claimed = self._result.certificate
-        spent = max(vault.certificate(claimed.delta).epsilon, self._spent_aside)
+        delta = self._result.certificate.delta
+        claimed, spent = worst_epsilon(self._groups, delta), vault.certificate(delta).epsilon
         # The rerun must be what the folder claims to be, or the bound is about something else.
-        if not abs(spent - claimed.epsilon) <= _SLACK * max(claimed.epsilon, 1):
+        if not abs(spent - claimed) <= _SLACK * max(claimed, 1):
             raise ValueError(
                 f"{self._result.story.method} spends epsilon={spent:.9g} here, and the folder claims "
-                f"{claimed.epsilon:.9g}: it was made by another version. Train it again with this one to audit it"
+                f"{claimed:.9g}: it was made by another version. Train it again with this one to audit it"
             )
         ends = [0, -1] if self._numbers is not None else list(range(len(self._model.classes)))
         scores = {

@@ -100,7 +100,8 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, rounded to what they are good for."""
-        return _rounded({**asdict(self), "measures": {name: asdict(one) for name, one in self.measures.items()}})
+        found = {**asdict(self), "measures": {name: asdict(one) for name, one in self.measures.items()}}
+        return {**_rounded(found), "epsilon": self.epsilon}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Evaluation:
@@ -260,15 +261,14 @@ class _Public:
             # Noise on a group's count of the class is, with the other sign, that on its count of the others.
             pairs = ones.sum(axis=-1) * zeros.sum(axis=-1) + noise * filled
             won = np.einsum("...g,gh,...h->...", ones, order, zeros, optimize=True)
-            areas[..., k] = (won + noise * np.trace(order)) / pairs
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return {
-                "auc": areas,
-                "log_loss": np.einsum("...gk,gk->...", cells, self.loss) / self.rows,
-                "recall": right / cells.sum(axis=-2),
-                "precision": right / matrix.sum(axis=-2),
-                "observed": watched @ self.points.T / (sizes @ self.points.T),
-            }
+            areas[..., k] = _over(won + noise * np.trace(order), pairs)
+        return {
+            "auc": areas,
+            "log_loss": np.einsum("...gk,gk->...", cells, self.loss) / self.rows,
+            "recall": _over(right, cells.sum(axis=-2)),
+            "precision": _over(right, matrix.sum(axis=-2)),
+            "observed": _over(watched @ self.points.T, sizes @ self.points.T),
+        }
 
     def confusion(self, cells: FloatArray) -> FloatArray:
         """Return rows by true class and predicted class, (…, K, K)."""
