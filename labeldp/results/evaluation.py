@@ -342,7 +342,7 @@ def evaluate_numbers(query: ErrorCounts, release: NoisyCounts, bounds: tuple[flo
         return {
             "mean_absolute_error": unit * (cells @ np.abs(grid)).sum(axis=-1) / rows,
             "root_mean_squared_error": unit * np.sqrt(np.maximum(squared, 0) / rows),
-            "r2": 1 - np.divide(squared, around, out=np.full_like(squared, np.inf), where=around > 0),
+            "r2": 1 - np.divide(squared, around, out=np.full_like(squared, np.nan), where=around > 0),
         }
 
     found, off, _ = _simulated(release, possible, chance, statistics)
