@@ -219,6 +219,7 @@ class _Again:
 
     def _trained(self, vault: Any) -> Any:
         import torch
+
         from labeldp.estimator.serialise import predictor_of
         from labeldp.recipes.catalogue import BY_KEY
         from labeldp.recipes.job import Job, public_seed, run

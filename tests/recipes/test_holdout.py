@@ -60,7 +60,7 @@ def test_the_grid_holds_every_error(levels):
     assert 0 in query.grid
 
 
-# -- kept ---------------------------------------------------------------------------------------------------------------
+# -- kept ------------------------------------------------------------------------------------------------------------
 
 CHANCE = np.random.default_rng(1).dirichlet(np.ones(3), 60)
 
@@ -74,7 +74,11 @@ def test_a_run_that_goes_on_reads_what_was_drawn(tmp_path):
     first, second = sealed(), sealed()
     drawn, again = released(first, query, tmp_path), released(second, query, tmp_path)
     assert np.array_equal(drawn.cells.counts, again.cells.counts)
-    assert (drawn.right, drawn.right_std, drawn.cells.noise_std) == (again.right, again.right_std, again.cells.noise_std)
+    assert (drawn.right, drawn.right_std, drawn.cells.noise_std) == (
+        again.right,
+        again.right_std,
+        again.cells.noise_std,
+    )
     assert second.certificate().epsilon == 1.0
     numbers = error_query(np.arange(60), 256, 1.0)
     vaults = [LabelVault(np.arange(60), 256) for _ in range(2)]
