@@ -157,7 +157,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
         payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
         vault, delta = spending.limited(vault, epsilon, self.delta, payer)
-        held = self._held_out(vault, payer, seed)
+        held = self._held_out(vault, seed)
         reporter = Reporter(self.report, vault, delta, begun)
         seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         made = "" if coded is None else ", made as they are needed"
@@ -182,9 +182,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
         reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
         return self
 
-    def _held_out(self, vault: LabelVault, payer: Any, seed: int) -> npt.NDArray[np.intp] | None:
+    def _held_out(self, vault: LabelVault, seed: int) -> npt.NDArray[np.intp] | None:
         """Return the rows that are set aside to measure with; None for none, and where they would pay twice."""
-        together = "users" if isinstance(vault, UserVault) else "" if spending.pay_apart(payer) else "store"
+        together = "users" if isinstance(vault, UserVault) else "" if spending.pay_apart(vault) else "store"
         held = holdout.rows_set_aside(len(vault), 0 if self.holdout is None and together else self.holdout, seed)
         if held is not None and together:
             raise ValueError(

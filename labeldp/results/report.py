@@ -324,7 +324,7 @@ def confusion(own: Evaluation) -> Figure | None:
 
 def roc(own: Evaluation) -> Figure | None:
     """Return the true against the false positive rate of two classes."""
-    if len(own.roc) < 2 or "auc" not in own.measures:
+    if len(own.roc) < 2 or len(own.classes) != 2 or "auc" not in own.measures:
         return None
     points = [(min(max(x, 0.0), 1.0), min(max(y, 0.0), 1.0)) for x, y in own.roc]
     lines = [Series("this model", sorted(points)), Series("guessing", [(0, 0), (1, 1)], tone=5, dashed=True)]

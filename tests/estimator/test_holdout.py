@@ -189,6 +189,14 @@ def test_a_part_of_a_data_set_would_pay_twice_and_is_not_split(store):
         model(store=store, dataset="visits", holdout=100).fit(X[:1100], Y[:1100])
 
 
+def test_a_vault_whose_own_store_charges_rows_together_is_not_split(store):
+    fold = LabelVault(CODES[:1100], 2).part(store=store.part_of("visits"))
+    assert model().fit(X[:1100], fold).evaluation_ is None
+    assert store.epsilon("visits") <= 1.0
+    with pytest.raises(ValueError, match="the store charges several rows together"):
+        model(holdout=0.1).fit(X[:1100], fold)
+
+
 def test_what_the_store_refuses_is_not_measured_and_the_model_stays(store, monkeypatch):
     account = store.account(LabelVault(CODES, 2))
     held = rows_set_aside(1200, None, int(np.random.RandomState(0).randint(2**31 - 1)))
