@@ -104,7 +104,8 @@ def kdd() -> Data | None:
 
 def auto(data: Data, epsilon: float, seed: int, method: str = "auto") -> np.ndarray:
     """The estimator, nothing set but ε."""
-    model = LabelDPClassifier(epsilon, method=method, classes=CLASSES, random_state=seed).fit(data.x, data.y)
+    model = LabelDPClassifier(epsilon, method=method, classes=CLASSES, holdout=0, random_state=seed)
+    model.fit(data.x, data.y)
     assert model.certificate_.epsilon <= epsilon
     return model.predict_proba(data.test_x)[:, 1]
 

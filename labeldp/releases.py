@@ -166,6 +166,18 @@ class NoisyCounts:
 
 
 @dataclass(frozen=True, eq=False)
+class NoisyScores:
+    """Hold what was counted of predictions: labels by public group, and how many predictions are right.
+
+    `right` has integer noise of its own, of deviation `right_std`; it may be negative.
+    """
+
+    cells: NoisyCounts
+    right: int
+    right_std: float
+
+
+@dataclass(frozen=True, eq=False)
 class NoisyGradient:
     """Hold a sum of bounded per-row gradients plus Gaussian noise, divided by the expected batch size.
 

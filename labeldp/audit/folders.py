@@ -25,7 +25,8 @@ from labeldp.atomic import replacing
 from labeldp.audit.bounds import Claim
 from labeldp.audit.result import AuditResult, coins_of
 from labeldp.audit.training import audit_training
-from labeldp.core.ledger import Budget
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Budget, Ledger, worst_epsilon
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.values import Rounded, ValueVault
@@ -143,11 +144,26 @@ class _Again:
     def __init__(
         self, result: Result, model: Model, features: Any, claim: Claim, noise: Callable[[], SecureRandom]
     ) -> None:
+        from sklearn.utils import check_random_state
+
+        from labeldp.recipes.holdout import rows_set_aside
+        from labeldp.results.evaluation import evaluation_of
+
         self._result, self._model, self._claim, self._noise = result, model, claim, noise
-        estimator = model.estimator
+        self._seed = int(next(iter(result.run.values())).get("seed", 0))
+        self._public_seed = int(check_random_state(self._seed).randint(2**31 - 1))
+        estimator, own = model.estimator, evaluation_of(result.metrics)
         # The folder's own map from inputs to features: it was fitted without labels.
         self._seen, self._shown = estimator._encode(estimator._read(features, reset=False))
-        predicted = estimator.predict(features)
+        predicted, self._groups = estimator.predict(features), result.certificate.groups
+        if own is not None:
+            # Rows that were set aside were not trained on, and what they paid was not paid by training.
+            held = rows_set_aside(len(predicted), own.rows, self._public_seed)
+            others = np.setdiff1d(np.arange(len(predicted)), [] if held is None else held)
+            self._seen, self._shown, predicted = self._seen[others], self._shown[others], predicted[others]
+            (aside,) = Ledger(own.rows).charge(PureDP(own.epsilon)).groups()
+            alike = [group.rows - own.rows if group.plans == aside.plans else group.rows for group in self._groups]
+            self._groups = tuple(group for group, rows in zip(self._groups, alike, strict=True) if rows > 0)
         self._numbers = None if model.classes else predicted
         self.usual = (predicted if model.classes else np.zeros(len(predicted))).astype(np.int64)
         self._canary = np.zeros(len(predicted), dtype=bool)
@@ -165,12 +181,13 @@ class _Again:
         """Run the recipe; return all that it gave away, and what the folder claims for it."""
         vault = self._sealed(labels)
         predictor = self._trained(vault)
-        claimed, spent = self._result.certificate, vault.certificate(self._result.certificate.delta).epsilon
+        delta = self._result.certificate.delta
+        claimed, spent = worst_epsilon(self._groups, delta), vault.certificate(delta).epsilon
         # The rerun must be what the folder claims to be, or the bound is about something else.
-        if not abs(spent - claimed.epsilon) <= _SLACK * max(claimed.epsilon, 1):
+        if not abs(spent - claimed) <= _SLACK * max(claimed, 1):
             raise ValueError(
                 f"{self._result.story.method} spends epsilon={spent:.9g} here, and the folder claims "
-                f"{claimed.epsilon:.9g}: it was made by another version. Train it again with this one to audit it"
+                f"{claimed:.9g}: it was made by another version. Train it again with this one to audit it"
             )
         ends = [0, -1] if self._numbers is not None else list(range(len(self._model.classes)))
         scores = {
@@ -202,23 +219,19 @@ class _Again:
 
     def _trained(self, vault: Any) -> Any:
         import torch
-        from sklearn.utils import check_random_state
 
         from labeldp.estimator.serialise import predictor_of
         from labeldp.recipes.catalogue import BY_KEY
         from labeldp.recipes.job import Job, public_seed, run
         from labeldp.results.model import Network
 
-        story, run_settings = self._result.story, next(iter(self._result.run.values()))
-        seed = int(run_settings.get("seed", 0))
-        net = None
+        story, net = self._result.story, None
         if self._model.network is not None:
             with torch.random.fork_rng():
-                torch.manual_seed(seed)
+                torch.manual_seed(self._seed)
                 net = Network(self._model.network).made(len(self._model.classes))
-        public = int(check_random_state(seed).randint(2**31 - 1))
-        job = Job(self._seen, self._shown, vault, story.epsilon, story.delta, net, {}, public)
-        with public_seed(public):
+        job = Job(self._seen, self._shown, vault, story.epsilon, story.delta, net, {}, self._public_seed)
+        with public_seed(self._public_seed):
             task = "classes" if self._numbers is None else "numbers"
             return predictor_of(run(BY_KEY[story.method], job, task), net is not None)
 

@@ -429,6 +429,11 @@ class Account:
         """The most that all queries of all processes together may cost."""
         return self._dataset.budget
 
+    @property
+    def by_row(self) -> bool:
+        """Whether every row is charged for itself: neither a part, which charges all rows, nor ids that repeat."""
+        return not self._part and (self._ids is None or len(np.unique(self._ids)) == len(self._ids))
+
     def __repr__(self) -> str:
         return f"Account({self._dataset.name!r}, {self._dataset.budget})"
 

@@ -84,6 +84,7 @@ def check_range(bounds: tuple[float, float]) -> None:
 
 EPSILON = Amount("epsilon", "give one above 0, say 1: the smaller, the more private")
 DELTA = Amount("delta", "give one from 0 to below 1, say 1e-5 (less than one over the number of rows)", 1.0, zero=True)
+HOLDOUT = Amount("holdout", "give a share of the rows, say 0.1, a number of them, or 0 for none", zero=True)
 
 
 def with_rows(command: Any) -> Any:

@@ -18,6 +18,7 @@ from labeldp.cli.keys import signing_key, with_signature
 from labeldp.cli.options import (
     DELTA,
     EPSILON,
+    HOLDOUT,
     Method,
     Names,
     OptionError,
@@ -56,6 +57,9 @@ Report = Callable[[Any], None]
               f"number: {' or '.join(keys('numbers'))}.")  # fmt: skip
 @click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
               "with.")  # fmt: skip
+@click.option("--holdout", type=HOLDOUT, help="Rows to set aside and measure the model with, a share or a number. "
+              "Their labels pay for that only, so it costs no privacy; 0 for none.  [default: a tenth, at most 20,000; "
+              "none below 1,000 rows, with --user, and where a store charges rows together]")  # fmt: skip
 @click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")
 @with_rows
 @click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
@@ -81,6 +85,7 @@ def train(
     out: Path | None,
     method: str,
     test: Path | None,
+    holdout: float | None,
     drop: tuple[str, ...] | None,
     user: str | None,
     id_column: str | None,
@@ -139,7 +144,7 @@ def train(
         with Room(draft.path / "model", _ROOM):
             model = training.trained(
                 data, epsilon, delta=delta, method=method, device=device, seed=seed, store=paid_by,
-                note=f"train {out.name}", report=report, folder=folder,
+                note=f"train {out.name}", report=report, folder=folder, holdout=holdout,
             )  # fmt: skip
         run = option_values(ctx, without=("out", "quiet", "json", "dry-run"))
         result = training.result_of(data, model, epsilon, delta, run)
@@ -221,15 +226,20 @@ def _data(
 
 def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) -> str:
     from labeldp.results.card import at_most, promise
+    from labeldp.results.evaluation import evaluation_of
 
-    certificate, test = result.certificate, result.metrics.get("test")
+    certificate, test, own = result.certificate, result.metrics.get("test"), evaluation_of(result.metrics)
+    trained_on = result.story.rows - (own.rows if own else 0)
     lines = [
-        f"{out}: {result.story.method} trained on {result.story.rows:,} secret labels in {seconds:.0f} s, at epsilon "
+        f"{out}: {result.story.method} trained on {trained_on:,} secret labels in {seconds:.0f} s, at epsilon "
         f"{at_most(certificate.epsilon)}, delta {at_most(certificate.delta)}.",
         promise(certificate),
     ]
     if left_out:
         lines.append(f"Left out, because they hold one value in all rows: {', '.join(left_out)}.")
+    if own:
+        found = own.words("accuracy", "auc", "r2", "mean_absolute_error")
+        lines.append(f"On {own.rows:,} rows set aside, whose labels paid for this only: {found}.")
     if test:
         if "accuracy" in test:
             found = f"accuracy {test['accuracy']:.1%}" + (f", AUC {test['auc']:.3f}" if "auc" in test else "")

@@ -155,6 +155,11 @@ class LabelVault:
         return self._rng.seed is not None or self._recorded_seeded
 
     @property
+    def stores(self) -> tuple[LedgerStore, ...]:
+        """The stores that its queries are charged to: its own, and those of the vaults that it is a part of."""
+        return tuple(vault._store for vault in self._lineage() if vault._store is not None)
+
+    @property
     def ledger(self) -> Ledger:
         """What has been paid for so far, per row."""
         return self._ledger

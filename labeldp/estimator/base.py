@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 import time
+import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from labeldp.budgets.keys import shown_address
 from labeldp.choosing.choice import Choice, choose
 from labeldp.core.certificate import Certificate
+from labeldp.core.ledger import BudgetExceededError
 from labeldp.core.vault import LabelVault
 from labeldp.data.columns import (
     Layout,
@@ -38,14 +40,21 @@ from labeldp.features.extract import Extractor, FeatureMap, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.tables import Coded, Coder, Table, TableMap
 from labeldp.mechanisms.users import UserVault
+from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
 from labeldp.recipes.one_shot import MOST_CELLS
+from labeldp.results.evaluation import Evaluation
 
 # Rows of which features are found where there are many more, and rows that are read at a time.
 _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
+
+
+def _rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
+    chosen = torch.from_numpy(index).to(rows.device)
+    return rows.take(chosen) if isinstance(rows, Coded) else rows[chosen]
 
 
 class LabelDPEstimator(BaseEstimator, ABC):
@@ -58,6 +67,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     learner: Any = None
     settings: dict[str, Any] | None
     features: Extractor | None
+    holdout: Any
     store: Any
     dataset: str | None
     note: str | None
@@ -67,6 +77,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     method_: str
     choice_: Choice | None
     certificate_: Certificate
+    evaluation_: Evaluation | None
     n_features_in_: int
     _task: Task
     _kind = ""
@@ -147,23 +158,57 @@ class LabelDPEstimator(BaseEstimator, ABC):
             raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
         payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
         vault, delta = spending.limited(vault, epsilon, self.delta, payer)
+        held = self._held_out(vault, seed)
         reporter = Reporter(self.report, vault, delta, begun)
         seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         made = "" if coded is None else ", made as they are needed"
         reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
-        self.choice_, self.method_ = self._choose(vault, seen, epsilon, delta) if method == AUTO else (None, method)
+        training = vault
+        if held is not None:
+            others = np.setdiff1d(np.arange(rows), held)
+            training, same = vault.part(others, vault.budget), shown is seen
+            seen = _rows_of(seen, others)
+            shown = seen if same else _rows_of(shown, others)
+        self.choice_, self.method_ = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
         columns = self._map.plain if isinstance(self._map, TableMap) else None
         job = Job(
-            seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter,
+            seen, shown, training, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter,
             self.learner, columns,
         )  # fmt: skip
         recipe = BY_KEY[self.method_]
         with public_seed(seed):
             self._predictor = predictor_of(run(recipe, job, self._task), self.model is not None)
+        self.evaluation_ = None
+        if held is not None:
+            reporter.phase("evaluation", f"{len(held):,} rows set aside")
+            self._evaluate(take_rows(inputs, held), vault.part(held, vault.budget), epsilon)
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
         reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
         return self
+
+    def _held_out(self, vault: LabelVault, seed: int) -> npt.NDArray[np.intp] | None:
+        """Return the rows that are set aside to measure with; None for none, and where they would pay twice."""
+        together = "users" if isinstance(vault, UserVault) else "" if spending.pay_apart(vault) else "store"
+        held = holdout.rows_set_aside(len(vault), 0 if self.holdout is None and together else self.holdout, seed)
+        if held is not None and together:
+            raise ValueError(
+                f"holdout={self.holdout!r} sets rows aside that pay for themselves, which these labels cannot: "
+                + ("users pay for all of their rows together" if together == "users" else "the store charges several "
+                   "rows together (a part of a data set, or ids that repeat), so that each would pay twice")
+                + "; leave it out, or give 0"
+            )  # fmt: skip
+        if held is not None and len(vault) - len(held) < self._fewest_rows:
+            raise ValueError(f"holdout={self.holdout!r} leaves {len(vault) - len(held)} rows to learn from; give less")
+        return held
+
+    def _evaluate(self, inputs: Any, vault: LabelVault, epsilon: float) -> None:
+        """Measure on rows that were set aside: once, whatever comes out; what cannot be paid for is not measured."""
+        try:
+            self.evaluation_ = self._measured(inputs, vault, epsilon, (self.settings or {}).get("folder"))
+        except BudgetExceededError as error:
+            # The model is paid for, and stays.
+            warnings.warn(f"the model was trained, but not measured on rows set aside: {error}", stacklevel=4)
 
     def _checked_method(self) -> str:
         """Return the method as the catalogue spells it, or raise ValueError where it is unknown or does not fit."""
@@ -337,6 +382,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if certificate is not None:
             made.certificate_ = certificate
         return made
+
+    @abstractmethod
+    def _measured(self, inputs: Any, vault: LabelVault, epsilon: float, folder: Path | None) -> Evaluation:
+        """Return how good the model is on these rows, whose labels pay ε for it."""
 
     @abstractmethod
     def _own_parts(self) -> Config:

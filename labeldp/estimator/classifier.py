@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from labeldp.features.extract import Extractor
 from labeldp.features.tables import Coder, TableMap
 from labeldp.learning.progress import Report
 from labeldp.recipes.catalogue import AUTO, BY_KEY
+from labeldp.recipes.holdout import released, score_query
+from labeldp.results.evaluation import Evaluation, evaluate_classes
 
 
 class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
@@ -42,6 +45,9 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             are corrected; of tables it sees numbers at variance 1 and categories one-hot.
         settings: for the recipe; what it does not know goes to the training loop (`labeldp.learning.train.fit`).
         features: a `labeldp.features.extract` extractor; None for one that suits tables or images.
+        holdout: rows set aside to measure the model with, whose labels pay for that only: a share, or a number of rows;
+            0 for none. None for a tenth, at most 20,000 and none below 1,000 rows, or where users or a store make
+            several rows pay together.
         store: a `BudgetStore`, its path or its address. Every fit is reserved there before it runs, and refused past
             the budget. Without it, repeated fits are warned of once.
         dataset: the name of the data set in the store; needed where the labels are a part of it, a fold for example.
@@ -50,8 +56,9 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         random_state: of everything public: features, clusters, first weights, order of rows. Never of the noise.
         report: called with `labeldp.estimator.Progress` as the fit goes on.
 
-    After `fit`: `certificate_`, `method_`, `choice_` (why; None where the method was named), `classes_`,
-    `n_features_in_`, and `feature_names_in_` where the features have names.
+    After `fit`: `certificate_`, `evaluation_` (how good it is; None where no rows were set aside), `method_`,
+    `choice_` (why; None where the method was named), `classes_`, `n_features_in_`, and `feature_names_in_` where the
+    features have names.
 
     >>> x = np.random.default_rng(0).normal(size=(4000, 5))
     >>> y = np.where(x[:, 0] + x[:, 1] > 0, "yes", "no")
@@ -73,6 +80,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         learner: Any = None,
         settings: dict[str, Any] | None = None,
         features: Extractor | None = None,
+        holdout: float | None = None,
         store: Any = None,
         dataset: str | None = None,
         note: str | None = None,
@@ -88,6 +96,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         self.learner = learner
         self.settings = settings
         self.features = features
+        self.holdout = holdout
         self.store = store
         self.dataset = dataset
         self.note = note
@@ -142,6 +151,12 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         vars(self).pop("_predictor", None)
         self.classes_, vault = seal_classes(y, self.classes, type(self).__name__, users)
         return vault
+
+    def _measured(self, inputs: Any, vault: LabelVault, epsilon: float, folder: Path | None) -> Evaluation:
+        # A training that diverged predicts what is no number, and is as good as guessing.
+        probabilities = np.nan_to_num(self.predict_proba(inputs), nan=1 / len(self.classes_))
+        query = score_query(probabilities, epsilon)
+        return evaluate_classes(probabilities, query, released(vault, query, folder), list(self.classes_))
 
     _task = "classes"
     _kind = "classifier"

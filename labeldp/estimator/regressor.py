@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from labeldp.data.door import open_labels, seal_numbers
+from labeldp.core.vault import LabelVault
+from labeldp.data.door import LEVELS, open_labels, seal_numbers
 from labeldp.estimator import spending
 from labeldp.estimator.base import LabelDPEstimator
 from labeldp.features.extract import Extractor
 from labeldp.learning.progress import Report
 from labeldp.mechanisms.values import ValueVault
 from labeldp.recipes.catalogue import AUTO, BY_KEY
+from labeldp.recipes.holdout import error_query, released
+from labeldp.results.evaluation import Evaluation, evaluate_numbers
 
 
 class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
@@ -51,6 +55,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         model: nn.Module | None = None,
         settings: dict[str, Any] | None = None,
         features: Extractor | None = None,
+        holdout: float | None = None,
         store: Any = None,
         dataset: str | None = None,
         note: str | None = None,
@@ -65,6 +70,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         self.model = model
         self.settings = settings
         self.features = features
+        self.holdout = holdout
         self.store = store
         self.dataset = dataset
         self.note = note
@@ -98,6 +104,14 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         # A fit that is refused leaves nothing that predicts.
         vars(self).pop("_predictor", None)
         return seal_numbers(y, self.bounds, name=type(self).__name__)
+
+    def _measured(self, inputs: Any, vault: LabelVault, epsilon: float, folder: Path | None) -> Evaluation:
+        low, high = map(float, self.bounds)
+        levels = np.rint((np.nan_to_num(self.predict(inputs), nan=low) - low) / (high - low) * (LEVELS - 1)).astype(
+            np.int64
+        )
+        query = error_query(levels, LEVELS, epsilon)
+        return evaluate_numbers(query, released(vault, query, folder), (low, high))
 
     _task = "numbers"
     _kind = "regressor"

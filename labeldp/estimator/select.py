@@ -104,7 +104,9 @@ def select(
 
 def _twin(candidate: LabelDPClassifier, known: npt.NDArray[Any], **settings: Any) -> Any:
     """Return an unfitted copy that has these classes, and pays to nobody else."""
-    twin = cast("Any", clone(candidate)).set_params(classes=list(known), store=None, dataset=None, **settings)
+    twin = cast("Any", clone(candidate)).set_params(
+        classes=list(known), store=None, dataset=None, holdout=0, **settings
+    )
     twin.classes_ = known
     return twin
 

@@ -182,6 +182,11 @@ def limited(vault: LabelVault, epsilon: float, delta: Any, payer: Account | Coun
     return vault.part(budget=budget, store=payer), settled
 
 
+def pay_apart(vault: LabelVault) -> bool:
+    """Return whether rows pay each for themselves: no store charges a row for what another one meets."""
+    return all(getattr(store, "by_row", True) for store in vault.stores)
+
+
 def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None, family: str) -> Account | CountedFit:
     """Return the account that pays for these labels, or for the data set they are a part of.
 

@@ -39,7 +39,7 @@ from labeldp.core.vault import LabelVault, Mechanism
 from labeldp.mechanisms.channels import channel_from_description
 from labeldp.mechanisms.responses import SetResponse, TopKResponse
 from labeldp.mechanisms.values import BinnedResponse, NoisyValues
-from labeldp.releases import NoisyCounts, NoisyLabels, NoisyMoments
+from labeldp.releases import NoisyCounts, NoisyLabels, NoisyMoments, NoisyScores
 
 Out = TypeVar("Out")
 # What a query costs, the rows it is of (all when None), and the file that keeps what it releases.
@@ -230,7 +230,7 @@ def checkpoint_of(folder: Path | None, *responses: np.ndarray) -> dict[str, Path
 
 
 def save(file: IO[bytes], release: Any, note: Mapping[str, Any]) -> None:
-    """Write a release, its channel and a note: responses, values, counts, winners of votes, or a moment."""
+    """Write a release, its channel and a note: responses, values, counts, scores, winners of votes, or a moment."""
     kind: str
     fields: dict[str, Any] = {}
     arrays: dict[str, np.ndarray]
@@ -246,6 +246,10 @@ def save(file: IO[bytes], release: Any, note: Mapping[str, Any]) -> None:
         case NoisyCounts():
             kind, arrays = "counts", {"counts": release.counts, "group_sizes": release.group_sizes}
             fields = {"noise": release.noise, "noise_std": release.noise_std}
+        case NoisyScores(cells=cells):
+            kind, arrays = "scores", {"counts": cells.counts, "group_sizes": cells.group_sizes}
+            fields = {"noise": cells.noise, "noise_std": cells.noise_std}
+            fields |= {"right": release.right, "right_std": release.right_std}
         case NoisyMoments():
             kind, arrays = "moment", {"value": release.value, "total": release.total}
             fields = {name: getattr(release, name) for name in release.__dataclass_fields__ if name not in arrays}
@@ -276,8 +280,10 @@ def load(path: Path) -> Any:
             if "sets" in arrays:
                 return NoisyLabels(TopKResponse(float(described["epsilon"]), arrays["sets"]), arrays["responses"])
             return NoisyLabels(channel_from_description(described), arrays["responses"])
-        if kind == "counts":
-            return NoisyCounts(arrays["counts"], arrays["group_sizes"], **fields)
+        if kind in ("counts", "scores"):
+            right = [fields.pop(name) for name in ("right", "right_std") if name in fields]
+            counts = NoisyCounts(arrays["counts"], arrays["group_sizes"], **fields)
+            return NoisyScores(counts, *right) if right else counts
         if kind == "moment":
             return NoisyMoments(arrays["value"], arrays["total"], **fields)
         return arrays["winners"]

@@ -189,6 +189,8 @@ def measure_words(name: str) -> str:
 
 def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any], name: str) -> str:
     """Return the card as Markdown, with the header that model hubs read."""
+    from labeldp.results.evaluation import evaluation_of
+
     test: Mapping[str, Any] = metrics.get("test") or {}
     measures = (f"{measure_words(name)} {value:.4g}" for name, value in test.items() if name not in COUNTS)
     expected = metrics.get("expected", {})
@@ -197,7 +199,7 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
     return render(
         "model_card.md", name=name, folder=folder, certificate=certificate, story=story, promise=promise(certificate),
         number=number_words(story), beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
-        not_protected=not_protected(story), test=test, measures=", ".join(measures),
+        not_protected=not_protected(story), test=test, own=evaluation_of(metrics), measures=", ".join(measures),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
     )  # fmt: skip
 

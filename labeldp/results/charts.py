@@ -24,6 +24,7 @@ try:
     from matplotlib import ticker
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 except ModuleNotFoundError:
     raise ImportError("reports need matplotlib; install it with: pip install 'labeldp[report]'") from None
 
@@ -158,6 +159,35 @@ def bars(title: str, summary: str, values: Sequence[tuple[str, float, str, bool]
         axes.set(xlim=(0, 1), ylim=(0.75 - max(len(values), 1), 0.75))
         axes.axis("off")
         return _svg(axes, title, summary, [f"{name}: {figure}" for name, _, figure, _ in values])
+
+
+def heat_table(title: str, summary: str, names: Sequence[str], rows: Sequence[Sequence[float]], side: str) -> str:
+    """Return shares from 0 to 1 as a square of cells, the larger the darker; in figures where there is room for them.
+
+    Args:
+        title, summary: as for `chart`.
+        names: of rows and, in the same order, of columns; long ones are cut.
+        rows: a share for each column.
+        side: what columns are, over the table.
+    """
+    count, cut = len(names), [name if len(name) <= 10 else f"{name[:9]}…" for name in names]
+    with _drawing(min(WIDTH, 60 + 34 * count)) as axes:
+        for down, row in enumerate(rows):
+            for across, share in enumerate(row):
+                darkness = 0.75 * min(max(share, 0.0), 1.0)
+                axes.add_patch(Rectangle((across, down), 1, 1, color=LIGHT["t1"], alpha=darkness, linewidth=0))
+                if count <= 7:
+                    axes.text(across + 0.5, down + 0.5, f"{share:.0%}", ha="center", va="center")
+        upright = count > 3 and max(map(len, cut)) > 2
+        axes.set(xlim=(0, count), ylim=(count, 0))
+        axes.set_xticks([place + 0.5 for place in range(count)], cut, rotation=90 if upright else 0)
+        axes.set_yticks([place + 0.5 for place in range(count)], cut)
+        axes.tick_params(length=0)
+        axes.xaxis.tick_top()
+        axes.spines["bottom"].set_visible(False)
+        axes.set_title(side, loc="left", size=SIZE)
+        shown = [f"{name}: {', '.join(f'{share:.0%}' for share in row)}" for name, row in zip(names, rows, strict=True)]
+        return _svg(axes, title, summary, shown)
 
 
 @contextmanager

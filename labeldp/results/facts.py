@@ -14,6 +14,7 @@ from labeldp.choosing.choice import Choice, choose
 from labeldp.core.certificate import Certificate
 from labeldp.recipes.worth import Case
 from labeldp.results.card import Story, is_number
+from labeldp.results.evaluation import Evaluation, evaluation_of
 from labeldp.results.folder import FILES, ArtifactError, read
 from labeldp.results.signing import AUDIT
 from labeldp.results.verify import check
@@ -48,6 +49,7 @@ class Facts:
         audited: the SHA-256 of the model whose folder the audit was of; None for an audit of a recipe or a file.
         beside: other results to compare with.
         non_private: accuracy (R² for numbers) without privacy, as a share, where it is known.
+        evaluation: by rows that were set aside, where some were.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Facts:
     audited: str | None = None
     beside: tuple[Measured, ...] = ()
     non_private: float | None = None
+    evaluation: Evaluation | None = None
 
     @property
     def classes(self) -> int | None:
@@ -71,8 +74,8 @@ class Facts:
 
     @property
     def score(self) -> float | None:
-        """Accuracy, or R² of numbers, on open labels, where some were given."""
-        return self.metrics["test"].get(_measure(self.story))
+        """Accuracy, or R² of numbers, on open labels, where some were given, else on rows set aside."""
+        return _score(self.metrics, self.evaluation, self.story)
 
     @property
     def measure_name(self) -> str:
@@ -138,6 +141,7 @@ def gather(
         signer="" if verdict.signature is None else verdict.signature.signer,
         choice=choice, width=width, audit=bound, audited=audited,
         beside=tuple(_measured(Path(one), story) for one in beside), non_private=known,
+        evaluation=evaluation_of(result.metrics),
     )  # fmt: skip
 
 
@@ -162,13 +166,19 @@ def _measure(story: Story) -> str:
     return "r2" if story.classes is None else "accuracy"
 
 
+def _score(metrics: Mapping[str, Any], own: Evaluation | None, story: Story) -> float | None:
+    name = _measure(story)
+    measured = own.measures.get(name) if own else None
+    return metrics["test"].get(name, measured.value if measured else None)
+
+
 def _measured(folder: Path, story: Story) -> Measured:
     result = read(folder)
     if _measure(result.story) != _measure(story):
         raise ArtifactError(f"of {str(folder)!r} and this result one predicts a class and one a number; leave it out")
-    score = _shown(result.metrics)["test"].get(_measure(story))
+    score = _score(_shown(result.metrics), evaluation_of(result.metrics), story)
     if score is None:
-        raise ArtifactError(f"{str(folder)!r} was not measured on open labels; train it with --test, or leave it out")
+        raise ArtifactError(f"{str(folder)!r} was not measured; train it with --holdout or --test, or leave it out")
     return Measured(folder.resolve().name, result.story.method, result.certificate.epsilon, float(score))
 
 

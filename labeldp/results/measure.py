@@ -1,8 +1,9 @@
-"""Measure how good a model is, by open labels that were given for it and by public rows; never by those of a vault."""
+"""Measure how good a model is, by open labels given for it, public rows and releases; never by labels of a vault."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +45,9 @@ def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
     if model.curves:
         # Of losses on private targets and of the ledger; see `Recorder`, which says why they are free.
         found["curves"] = list(model.curves)
+    measured_on = getattr(model.estimator, "evaluation_", None)
+    if measured_on is not None:
+        found["evaluation"] = replace(measured_on, classes=model.classes).to_json()
     if data.test is not None:
         features, labels = data.test.features, data.test.labels.values
         if model.classes:

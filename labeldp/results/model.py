@@ -126,6 +126,7 @@ def trained(
     note: str | None = None,
     report: Report | None = None,
     folder: Path | None = None,
+    holdout: float | None = None,
 ) -> Model:
     """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`.
 
@@ -138,6 +139,7 @@ def trained(
         network = network_for(data.features.shape) if BY_KEY[method].network else None
     recorder = Recorder(report)
     settings: dict[str, Any] = {
+        "holdout": holdout,
         "device": device,
         "random_state": seed,
         "store": store,

@@ -33,7 +33,8 @@ from labeldp.results.card import (
     promise,
     render,
 )
-from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid
+from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid, heat_table
+from labeldp.results.evaluation import Evaluation, shown
 from labeldp.results.facts import DEVICE, Facts
 from labeldp.results.folder import MODEL, ArtifactError
 
@@ -52,6 +53,8 @@ _STEPS, _POINTS = 8, 25
 # A chart of accuracy against ε reaches this factor to either side of what was measured.
 _REACH = 8.0
 _ROUNDING = 1e-6
+# Classes of a confusion matrix that can be drawn.
+_MOST_CLASSES = 24
 
 
 class Table(NamedTuple):
@@ -120,6 +123,8 @@ def _tiles(facts: Facts) -> list[tuple[str, str]]:
         "mean_absolute_error": ("mean absolute error", "{:.4g}"),
     }
     tiles += [(name, form.format(test[key])) for key, (name, form) in measures.items() if key in test]
+    own = facts.evaluation.measures if facts.evaluation and not test else {}
+    tiles += [(name, shown(key, own[key])) for key, (name, _) in measures.items() if key in own]
     return [*tiles, ("method", facts.story.method)]
 
 
@@ -280,14 +285,73 @@ def quality_section(facts: Facts) -> dict[str, Any]:
         for name, value in found.items()
         if name not in COUNTS
     ]
+    own = facts.evaluation
+    aside = {} if own is None else own.measures
+    cells += [(measure_words(name), shown(name, one), "rows set aside") for name, one in aside.items()]
     figures = [against_epsilon(facts), *map(learning_curve, facts.metrics["curves"])]
     return {
+        "own": own,
+        "sides": _sides(own) if own else None,
+        "own_figures": [confusion(own), roc(own), reliability(own)] if own else [],
         "test_rows": test.get("rows"),
         "left_out": test.get("training_rows_left_out"),
         "measures": Table("Measures", ["measure", "value", "from"], cells, numbers=(1,)) if cells else None,
         "figures": [one for one in figures if one is not None],
         "one_query": facts.story.method in BY_KEY and not BY_KEY[facts.story.method].network,
     }
+
+
+def _sides(own: Evaluation) -> Table | None:
+    """Return recall and precision of each class."""
+    cells = [
+        (name, own.side("recall", place), own.side("precision", place))
+        for place, name in enumerate(own.classes[:_MOST_CLASSES] if own.recall and own.precision else ())
+    ]
+    return (
+        Table("By class, on rows set aside", ["class", "recall", "precision"], cells, numbers=(1, 2)) if cells else None
+    )
+
+
+def confusion(own: Evaluation) -> Figure | None:
+    """Return which classes are taken for which: of each true class, the share of its rows that each prediction got."""
+    if not own.confusion or len(own.classes) > _MOST_CLASSES:
+        return None
+    rows = [[max(0.0, count) / max(sum(line), 1.0) for count in line] for line in own.confusion]
+    summary = "Each line is a true class; its cells are the shares of its rows that were predicted as each class."
+    image = heat_table("Confusion matrix", summary, own.classes, rows, "predicted as")
+    return Figure(image, f"Confusion matrix, estimated from {own.rows:,} rows set aside. {summary}")
+
+
+def roc(own: Evaluation) -> Figure | None:
+    """Return the true against the false positive rate of two classes."""
+    if len(own.roc) < 2 or len(own.classes) != 2 or "auc" not in own.measures:
+        return None
+    points = [(min(max(x, 0.0), 1.0), min(max(y, 0.0), 1.0)) for x, y in own.roc]
+    lines = [Series("this model", sorted(points)), Series("guessing", [(0, 0), (1, 1)], tone=5, dashed=True)]
+    summary = f"The area under the curve is {shown('auc', own.measures['auc'])}."
+    x, y = (Axis(f"{which} positive rate", 0, 1, percent=True) for which in ("false", "true"))
+    image = chart("ROC curve", summary, x, y, lines)
+    return Figure(image, f"ROC curve of {own.classes[-1]}, from rows set aside. {summary}")
+
+
+def reliability(own: Evaluation) -> Figure | None:
+    """Return how often a class comes true against the probability that the model gives it."""
+    points = sorted(own.calibration)
+    if len(points) < 2 or "calibration_error" not in own.measures:
+        return None
+    xs, low, high = (
+        [min(max(value, 0.0), 1.0) for value in values]
+        for values in zip(*((score, seen - margin, seen + margin) for score, seen, margin in points), strict=True)
+    )
+    line = [(x, min(max(seen, 0.0), 1.0)) for x, (_, seen, _) in zip(xs, points, strict=True)]
+    drawn = [
+        Band("95% error bars", xs, low, high), Series("this model", line, dots=True),
+        Series("calibrated", [(0, 0), (1, 1)], tone=5, dashed=True),
+    ]  # fmt: skip
+    summary = f"They differ by {shown('calibration_error', own.measures['calibration_error'])} in the mean."
+    x, y = Axis("probability given", 0, 1, percent=True), Axis("share that came true", 0, 1, percent=True)
+    image = chart("Reliability diagram", summary, x, y, drawn)
+    return Figure(image, f"Probabilities that were given, and how often they came true on rows set aside. {summary}")
 
 
 def learning_curve(curve: Mapping[str, Any]) -> Figure | None:

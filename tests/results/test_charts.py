@@ -5,7 +5,7 @@ import pytest
 from matplotlib.text import Text
 
 from labeldp.results import charts
-from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid
+from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid, heat_table
 
 LINE = [Series("up", [(0, 0), (1, 1)])]
 SQUARE = (Axis("x", 0, 1), Axis("y", 0, 1))
@@ -187,3 +187,14 @@ def test_charts_have_no_colour_but_the_pages():
     drawn += dot_grid("Right", "So many.", 7, ("true", "drawn")) + bars("Worth", "In labels.", [("a", 1.0, "1", True)])
     assert not re.search(r": #[0-9a-f]{3,6}\b|rgb\(", drawn)
     assert set(re.findall(r"var\(--(\w+)\)", drawn)) <= LIGHT.keys()
+
+
+@pytest.mark.parametrize("names", [("no", "yes"), ("a rather long name", "b", "c", "d"), tuple(map(str, range(10)))])
+def test_a_heat_table_fits(names):
+    rows = [[1 / len(names)] * len(names) for _ in names]
+    size, found = boxes(lambda: heat_table("Confusion", "All alike.", names, rows, "predicted as"))
+    assert overlapping(found) == []
+    assert beyond(size, found) == []
+    image = heat_table("Confusion", "All alike.", names, rows, "predicted as")
+    assert "#" not in re.sub(r'(xlink:href="#|url\(#)', "", image)
+    assert f"{names[0]}: " in parsed(image).get("aria-label")

@@ -334,3 +334,39 @@ def test_the_command_refuses_in_one_sentence(tmp_path, arguments, words):
     assert run.returncode == 2
     assert words in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+# -- rows set aside --------------------------------------------------------------------------------------------------
+
+
+def own(**change):
+    side = [{"value": 0.9, "margin": 0.1}, None]
+    measures = {name: {"value": 0.8, "margin": 0.05} for name in ("accuracy", "auc", "log_loss", "calibration_error")}
+    return {
+        "rows": 300, "epsilon": 1.0, "measures": measures, "classes": ["no", "<script>"], "recall": side,
+        "precision": side, "confusion": [[90.0, 10.0], [-0.5, 5.0]], "roc": [[0, 0], [0.2, 0.7], [1, 1]],
+        "calibration": [[0.1, 0.2, 0.1], [0.9, 0.8, 0.1]], **change,
+    }  # fmt: skip
+
+
+def test_what_rows_set_aside_measured_is_shown_and_stands_in_for_open_labels(tmp_path):
+    facts = gather(saved(tmp_path / "model", result(test=None, evaluation=own())))
+    text = page(facts)
+    read = Reader(text)
+    assert facts.score == 0.8
+    assert "<script>" not in text
+    assert "80.0% ± 5.0" in read.text
+    assert "On 300 rows that were set aside" in read.text
+    assert "Trained on 2,700 secret labels" in read.text
+    for title in ("Confusion matrix", "ROC curve", "Reliability diagram"):
+        assert f"<title>{title}</title>" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"classes": [], "recall": [], "precision": [], "confusion": []}, {"confusion": []}, {"roc": [[5, -3], [2, 2]]},
+     {"calibration": [[-9, 9, 1e9], [3, 3, -1]]}, {"measures": {}}, {"confusion": [[1e308, 1e308], [0, 0]]},
+     {"measures": {"accuracy": {"value": 1e300, "margin": -1}}}, {"rows": "many"}, {"classes": ["x" * 9999, "y"]}],
+)  # fmt: skip
+def test_odd_measures_of_rows_set_aside_do_no_harm(tmp_path, change):
+    Reader(page(gather(saved(tmp_path / "model", result(evaluation=own(**change))))))
