@@ -14,7 +14,8 @@ from torch import nn
 
 from labeldp.core.vault import LabelVault
 from labeldp.data.columns import comes_in_parts, parts_of
-from labeldp.data.door import open_labels, seal_classes
+from labeldp.data.door import open_labels, seal_classes, seal_or_take
+from labeldp.data.released import ReleasedLabels
 from labeldp.estimator import spending
 from labeldp.estimator.base import ROWS_AT_ONCE, LabelDPEstimator
 from labeldp.estimator.serialise import HeadPredictor, plain
@@ -96,7 +97,10 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         Args:
             X: public features: NumPy array, list, pandas, polars or Arrow table, torch tensor; images (n, C, H, W).
             y: one class per row, sealed before anything is done with it and not kept; or a vault, whose ledger then
-                counts this fit too, and whose class c is `classes[c]`.
+                counts this fit too, and whose class c is `classes[c]`. Or responses that were released before
+                (`NoisyLabels` of `vault.release`, or what `labeldp.data.read_released` has as its vault), of which
+                nothing is spent: ε has to allow what they were released at, no store is charged, and their certificate
+                is the fit's. Methods are those that learn from one response of every row.
             users: whose each row is, public. (ε, δ) then covers all labels of a user together, for methods that can do
                 so.
         """
@@ -132,10 +136,10 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             spending.refuse_fitted(seal_classes(opened, self.classes_, "score")[1])
         return float(accuracy_score(opened, predicted, sample_weight=sample_weight))
 
-    def _sealed(self, y: Any, users: Any = None) -> LabelVault:
+    def _sealed(self, y: Any, users: Any = None) -> LabelVault | ReleasedLabels:
         # A fit that is refused leaves nothing that predicts.
         vars(self).pop("_predictor", None)
-        self.classes_, vault = seal_classes(y, self.classes, type(self).__name__, users)
+        self.classes_, vault = seal_or_take(y, self.classes, type(self).__name__, users)
         return vault
 
     _task = "classes"

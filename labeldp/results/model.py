@@ -19,6 +19,7 @@ import torch
 from labeldp.choosing.choice import choose
 from labeldp.data.columns import Column, conformed, read_like
 from labeldp.data.door import NAMES, PrivateData, read
+from labeldp.data.released import ReleasedLabels
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
@@ -129,7 +130,8 @@ def trained(
 ) -> Model:
     """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`.
 
-    A folder keeps what is paid for as it is drawn, so that a run that was stopped goes on (`RunFolder`).
+    A folder keeps what is paid for as it is drawn, so that a run that was stopped goes on (`RunFolder`). From responses
+    that were released before the model learns for nothing; ε has to allow what they were released at.
     """
     why, network = "It was requested by name.", None
     if data.columns is None:
@@ -154,7 +156,10 @@ def trained(
     else:
         estimator = LabelDPRegressor(epsilon, data.bounds, delta, method, **settings)
     estimator.fit(data.features, data.vault)
-    why = why if estimator.choice_ is None else estimator.choice_.reason
+    if isinstance(data.vault, ReleasedLabels) and method == AUTO:
+        why = "It is expected to do best among the methods that learn from responses which were released before."
+    elif estimator.choice_ is not None:
+        why = estimator.choice_.reason
     name, curves = None if network is None else network.name, tuple(recorder.curves())
     return Model(estimator, data.classes, data.columns, data.label, name, why, curves)
 
@@ -176,9 +181,11 @@ def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | No
     estimator = model.estimator
     certificate, method = estimator.certificate_, str(estimator.method_)
     allowed = certificate.delta if delta is None else delta
+    # Of responses that were released before, the certificate is still that of their file.
+    source = certificate.artifact if isinstance(data.vault, ReleasedLabels) else None
     story = Story(
         data.name, data.label, data.classes or None, len(data), data.described, method, model.why, epsilon, allowed,
-        data.bounds,
+        data.bounds, source.sha256 if source else "",
     )  # fmt: skip
     settled = {**run, "method": method, **({"delta": allowed} if allowed > 0 else {})}
     described, tensors = model.parts()
