@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ Report = Callable[[Any], None]
               "with.")  # fmt: skip
 @click.option("--certificate", type=click.Path(path_type=Path), help="Of a TABLE that labeldp privatize wrote.  "
               "[default: beside it]")  # fmt: skip
+@click.option("--class-weight", type=Names(), metavar="CLASS=WEIGHT,...", help="How much classes count, "
+              "declared; 1 where none is given.")  # fmt: skip
 @click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")
 @with_rows
 @click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
@@ -85,6 +88,7 @@ def train(
     method: str,
     test: Path | None,
     certificate: Path | None,
+    class_weight: tuple[str, ...] | None,
     drop: tuple[str, ...] | None,
     user: str | None,
     id_column: str | None,
@@ -153,6 +157,7 @@ def train(
             # A store knows users by the ids of users, and rows by those of rows.
             ids = data.ids if user is None or id_column is None else read_ids(Path(table), user, delimiter)
             paid_by = store_of(table, store, key, data.vault, ids)
+        weights = _weights(class_weight or (), data.classes)
         training = needed_training()
         if dry_run:
             what = "labels can be trained on" if note is None else "responses can be learnt from"
@@ -164,7 +169,7 @@ def train(
         with Room(draft.path / "model", _ROOM):
             model = training.trained(
                 data, epsilon, delta=delta, method=method, device=device, seed=seed, store=paid_by,
-                note=f"train {out.name}", report=report, folder=folder,
+                note=f"train {out.name}", report=report, folder=folder, weights=weights,
             )  # fmt: skip
         run = {**option_values(ctx, without=("out", "quiet", "json", "dry-run")), "epsilon": epsilon}
         result = training.result_of(data, model, epsilon, delta, run)
@@ -268,6 +273,23 @@ def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: 
             "released; leave it out to accept that, or ask for responses that are more private"
         )
     return data
+
+
+def _weights(given: Sequence[str], classes: Sequence[str]) -> dict[str, float] | None:
+    """Return the weights of classes that were declared as CLASS=WEIGHT; None for none."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, weight = text.rpartition("=")
+        try:
+            found[name] = float(weight)
+        except ValueError:
+            found[name] = 0.0
+        if name not in classes or not 0 < found[name] < math.inf:
+            raise OptionError(
+                f"--class-weight {text} is no class and a weight above 0, as in yes=100. Weights are declared, from "
+                "what is public: reading them off the labels, as 'balanced' would, is a query that nobody paid for"
+            )
+    return found or None
 
 
 def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) -> str:

@@ -159,7 +159,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
         reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
         self.choice_, self.method_ = self._choose(vault, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
-        job = Job(seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter)
+        job = Job(
+            seen, shown, vault, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter,
+            weighted=getattr(self, "class_weight", None) is not None,
+        )  # fmt: skip
         recipe = BY_KEY[self.method_]
         with public_seed(seed):
             self._predictor = predictor_of(run(recipe, job, self._task), self.model is not None)

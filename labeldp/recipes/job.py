@@ -11,6 +11,7 @@ A recipe is a function whose arguments are called
     tune              label-free tuning of a head
     clusters          of the features, found without labels
     teachers          of PATE
+    weighted          whether classes will be weighed by their probabilities
     seed, report      of everything public; gets progress
 
 plus settings of its own with defaults. So one function, `run`, runs them all: `Job` holds what there is, the
@@ -73,6 +74,7 @@ class Job:
         settings: for the recipe and, those it does not know, for the training loop.
         seed: of everything public.
         report: gets progress.
+        weighted: whether classes will be weighed by their probabilities, so that those of rare ones matter.
     """
 
     features: Tensor | Coded
@@ -84,6 +86,7 @@ class Job:
     settings: Mapping[str, Any]
     seed: int
     report: Report | None = None
+    weighted: bool = False
 
 
 def run(recipe: Recipe, job: Job, task: Task = "classes") -> Any:
@@ -256,5 +259,6 @@ SUPPLIES: dict[str, Callable[[_Work], Any]] = {
     "tune": _Work.tune,
     "teachers": _Work.teachers,
     "seed": lambda work: work.job.seed,
+    "weighted": lambda work: work.job.weighted,
     "report": lambda work: work.job.report,
 }

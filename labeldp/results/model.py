@@ -127,11 +127,13 @@ def trained(
     note: str | None = None,
     report: Report | None = None,
     folder: Path | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Model:
     """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`.
 
-    A folder keeps what is paid for as it is drawn, so that a run that was stopped goes on (`RunFolder`). From responses
-    that were released before the model learns for nothing; ε has to allow what they were released at.
+    `weights` say how much classes count, by name; see `class_weight` there. A folder keeps what is paid for as it is
+    drawn, so that a run that was stopped goes on (`RunFolder`). From responses that were released before the model
+    learns for nothing; ε has to allow what they were released at.
     """
     why, network = "It was requested by name.", None
     if data.columns is None:
@@ -152,7 +154,10 @@ def trained(
             torch.manual_seed(seed)
             settings["model"] = network.made(len(data.classes))
     if data.bounds is None:
-        estimator = LabelDPClassifier(epsilon, delta, method, classes=range(len(data.classes)), **settings)
+        counts = weights and {data.classes.index(name): weight for name, weight in weights.items()}
+        estimator = LabelDPClassifier(
+            epsilon, delta, method, classes=range(len(data.classes)), class_weight=counts, **settings
+        )
     else:
         estimator = LabelDPRegressor(epsilon, data.bounds, delta, method, **settings)
     estimator.fit(data.features, data.vault)
@@ -160,6 +165,9 @@ def trained(
         why = "It is expected to do best among the methods that learn from responses which were released before."
     elif estimator.choice_ is not None:
         why = estimator.choice_.reason
+    if weights:
+        listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+        why += f" Probabilities are weighted by what was declared ({listed}), which costs no privacy."
     name, curves = None if network is None else network.name, tuple(recorder.curves())
     return Model(estimator, data.classes, data.columns, data.label, name, why, curves)
 

@@ -161,9 +161,9 @@ def test_what_is_no_result_is_refused(tmp_path):
 
 def test_a_dry_run_leaves_what_a_stopped_run_has_paid_for(tmp_path):
     kept = tmp_path / ".model.run"
-    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path / "model") as run:
-        (run.of({"epsilon": 1.0}) / "responses.counter").write_text("bound\n1\n1\n")
-        raise KeyboardInterrupt
+    stopped = RunFolder(tmp_path / "model")
+    (stopped.of({"epsilon": 1.0}) / "responses.counter").write_text("bound\n1\n1\n")
+    stopped.__exit__(KeyboardInterrupt)
     with RunFolder(tmp_path / "model"):
         pass
     assert (kept / "responses.counter").is_file()
