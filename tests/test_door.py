@@ -29,6 +29,7 @@ FROM_DATA = {
     "labels": set(),
     "open_rows": None,
     "parquet": set(),
+    "released": None,
     "request": {"FORMAT", "Report", "Request", "TableError", "checked", "column_advice", "listed"},
     "table_files": set(),
     "tables": None,
@@ -37,7 +38,7 @@ SEALED = {"__labels", "_LabelVault__labels", "_chosen", "_sealed_labels", "seale
 # They read whole tables, so labels too.
 READERS = {"read_csv", "read_table", "read_parquet", "open_csv", "ParquetFile", "loadtxt", "genfromtxt", "DictReader"}
 VAULTS = {"LabelVault", "ValueVault", "UserVault", "seal_values"}
-SEALING = {"seal_classes", "seal_numbers", "_sealed"}
+SEALING = {"seal_classes", "seal_numbers", "seal_or_take", "_sealed"}
 
 # (file, what it does): why it may.
 EXCUSED = {

@@ -116,6 +116,11 @@ def audit_folder(
     problems = verify_folder(folder)
     if problems:
         raise TableError(f"{str(folder)!r} does not verify ({problems[0]}); audit a folder that holds")
+    if result.story.released:
+        raise TableError(
+            f"{str(folder)!r} was learnt from responses that were released before, and queried no label; audit those, "
+            f"where the labels are: labeldp audit {result.story.data} --labels TABLE"
+        )
     model = rebuilt(result, device)
     features = _features(result, model, table, delimiter)
     certificate, story = result.certificate, result.story

@@ -71,9 +71,10 @@ def _others(data: PrivateData, model: Model, epsilon: float) -> tuple[dict[str, 
 
     Both see the rows as the private model does, so that the comparison is about labels alone.
     """
+    from labeldp.core.vault import LabelVault
     from labeldp.mechanisms.responses import RandomizedResponse
 
-    if data.test is None:
+    if data.test is None or not isinstance(data.vault, LabelVault):
         raise ValueError(f"{data.name} has no open rows to compare on")
     estimator = model.estimator
     rows, others = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from labeldp.cli.options import (
     delimiter_of,
     needed_training,
     option_values,
+    refuse_idle,
     with_rows,
 )
 from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
@@ -60,6 +62,10 @@ Report = Callable[[Any], None]
 @click.option("--holdout", type=HOLDOUT, help="Rows to set aside and measure the model with, a share or a number. "
               "Their labels pay for that only, so it costs no privacy; 0 for none.  [default: a tenth, at most 20,000; "
               "none below 1,000 rows, with --user, and where a store charges rows together]")  # fmt: skip
+@click.option("--certificate", type=click.Path(path_type=Path), help="Of a TABLE that labeldp privatize wrote.  "
+              "[default: beside it]")  # fmt: skip
+@click.option("--class-weight", type=Names(), metavar="CLASS=WEIGHT,...", help="How much classes count, "
+              "declared; 1 where none is given.")  # fmt: skip
 @click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")
 @with_rows
 @click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
@@ -86,6 +92,8 @@ def train(
     method: str,
     test: Path | None,
     holdout: float | None,
+    certificate: Path | None,
+    class_weight: tuple[str, ...] | None,
     drop: tuple[str, ...] | None,
     user: str | None,
     id_column: str | None,
@@ -105,22 +113,40 @@ def train(
     LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100, cinic10). Every other column is a public feature;
     missing cells are fine. The folder may be given to anyone: epsilon holds whatever they do with it.
 
+    TABLE may also be what labeldp privatize wrote, with its certificate beside it: the model then learns from the
+    responses, the certificate says all that must be known, and no further privacy is spent.
+
     \b
     labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
     labeldp train flats.csv --label rent --task regression --range 0 3000 --epsilon 1 --out model
+    labeldp train private.parquet --out model
     labeldp predict model new.csv --out predictions.csv
     labeldp verify model
     """
+    from labeldp.core.vault import LabelVault
     from labeldp.data.door import read_ids
+    from labeldp.data.tables import find_certificate
     from labeldp.results.folder import RunFolder, drafting, features_digest
 
     if table is None:
         raise OptionError("TABLE is missing: name the Parquet or CSV file to train on, as in: labeldp train my.csv")
-    if epsilon is None:
-        raise OptionError("--epsilon is missing: say how private one label must be, for example --epsilon 1")
+    note = find_certificate(table, certificate)
+    if epsilon is None and note is None:
+        raise OptionError(
+            "--epsilon is missing: say how private one label must be, for example --epsilon 1. (If TABLE is what "
+            "labeldp privatize wrote, put its certificate beside it, or name it with --certificate.)"
+        )
     if out is None:
         raise OptionError("--out is missing: name the folder to write, for example --out model")
-    _check_task(task, method, classes, bounds, delta)
+    how = {"drop": tuple(drop or ()), "users": user, "ids": id_column, "test": test}
+    data: PrivateData | None = None
+    if note is not None:
+        refuse_idle("responses that were released before", range=bounds, delta=delta, delimiter=delimiter, store=store,
+                    key=key)  # fmt: skip
+        data = _released(table, note, task, {"label": label, "classes": classes, "epsilon": epsilon}, how)
+        epsilon = data.vault.certificate().epsilon
+    assert epsilon is not None
+    _check_task(task, method, None if note else classes, bounds, delta)
     signer, delimiter = signing_key(sign), delimiter_of(delimiter)
     check_device(device)
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
@@ -129,14 +155,18 @@ def train(
         drafting(out) as draft,
         _progress(table, epsilon, quiet or as_json) as report,
     ):
-        how = {"drop": tuple(drop or ()), "users": user, "ids": id_column, "delimiter": delimiter, "test": test}
-        data = _data(table, label, classes, bounds, how)
-        # A store knows users by the ids of users, and rows by those of rows.
-        ids = data.ids if user is None or id_column is None else read_ids(Path(table), user, delimiter)
-        paid_by = store_of(table, store, key, data.vault, ids)
+        if data is None:
+            data = _data(table, label, classes, bounds, {**how, "delimiter": delimiter})
+        paid_by = None
+        if isinstance(data.vault, LabelVault):
+            # A store knows users by the ids of users, and rows by those of rows.
+            ids = data.ids if user is None or id_column is None else read_ids(Path(table), user, delimiter)
+            paid_by = store_of(table, store, key, data.vault, ids)
+        weights = _weights(class_weight or (), data.classes)
         training = needed_training()
         if dry_run:
-            click.echo(f"{table}: {len(data):,} labels can be trained on; nothing was spent and nothing written.")
+            what = "labels can be trained on" if note is None else "responses can be learnt from"
+            click.echo(f"{table}: {len(data):,} {what}; nothing was spent and nothing written.")
             return
         settings = option_values(ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test"))
         folder = kept.of({**settings, "features": features_digest(data.features)})
@@ -144,14 +174,14 @@ def train(
         with Room(draft.path / "model", _ROOM):
             model = training.trained(
                 data, epsilon, delta=delta, method=method, device=device, seed=seed, store=paid_by,
-                note=f"train {out.name}", report=report, folder=folder, holdout=holdout,
+                note=f"train {out.name}", report=report, folder=folder, holdout=holdout, weights=weights,
             )  # fmt: skip
-        run = option_values(ctx, without=("out", "quiet", "json", "dry-run"))
+        run = {**option_values(ctx, without=("out", "quiet", "json", "dry-run")), "epsilon": epsilon}
         result = training.result_of(data, model, epsilon, delta, run)
-        certificate = draft.write(result, signer)
+        written = draft.write(result, signer)
     if as_json:
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
-        click.echo(json.dumps({**found, "certificate": certificate.to_json()}))
+        click.echo(json.dumps({**found, "certificate": written.to_json()}))
     elif not quiet:
         click.echo(_summary(result, out, data.left_out, time.perf_counter() - begun))
 
@@ -224,17 +254,63 @@ def _data(
     return read(table, label, classes, **how)
 
 
+def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: Mapping[str, Any]) -> PrivateData:
+    """Read responses that were released before; refuse options that say otherwise than their certificate."""
+    from labeldp.data.tables import certificate_path, read_released
+    from labeldp.results import signing
+
+    if task != TASKS[0]:
+        raise OptionError("--task regression means nothing for responses that were released before: they are classes")
+    _, unsigned = signing.check(Path(table), ())
+    if unsigned:
+        raise OptionError(f"{table}: {unsigned[0]}")
+    named = None if note == certificate_path(table) else note
+    data = read_released(table, certificate=named, **{name: how[name] for name in ("ids", "drop", "test")})
+    claim: Any = data.vault.certificate()
+    users = (claim.release or {}).get("users", {}).get("column")
+    stated = {"label": data.label, "classes": data.classes, "user": users}
+    for name, value in {**given, "user": how["users"]}.items():
+        if name in stated and value is not None and value != stated[name]:
+            raise OptionError(f"--{name} differs from what {note.name} says, {stated[name]!r}; leave it out")
+    if given["epsilon"] is not None and given["epsilon"] < claim.epsilon:
+        raise OptionError(
+            f"--epsilon {given['epsilon']:g} is less than the {claim.epsilon:g} at which {Path(table).name} was "
+            "released; leave it out to accept that, or ask for responses that are more private"
+        )
+    return data
+
+
+def _weights(given: Sequence[str], classes: Sequence[str]) -> dict[str, float] | None:
+    """Return the weights of classes that were declared as CLASS=WEIGHT; None for none."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, weight = text.rpartition("=")
+        try:
+            found[name] = float(weight)
+        except ValueError:
+            found[name] = 0.0
+        if name not in classes or not 0 < found[name] < math.inf:
+            raise OptionError(
+                f"--class-weight {text} is no class and a weight above 0, as in yes=100. Weights are declared, from "
+                "what is public: reading them off the labels, as 'balanced' would, is a query that nobody paid for"
+            )
+    return found or None
+
+
 def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) -> str:
     from labeldp.results.card import at_most, promise
     from labeldp.results.evaluation import evaluation_of
 
     certificate, test, own = result.certificate, result.metrics.get("test"), evaluation_of(result.metrics)
-    trained_on = result.story.rows - (own.rows if own else 0)
-    lines = [
-        f"{out}: {result.story.method} trained on {trained_on:,} secret labels in {seconds:.0f} s, at epsilon "
-        f"{at_most(certificate.epsilon)}, delta {at_most(certificate.delta)}.",
-        promise(certificate),
-    ]
+    spent = f"at epsilon {at_most(certificate.epsilon)}, delta {at_most(certificate.delta)}"
+    done = f"{out}: {result.story.method} trained on {result.story.rows - (own.rows if own else 0):,}"
+    if result.story.released:
+        lines = [
+            f"{done} responses in {seconds:.0f} s. They were released before, {spent}: no further privacy was spent."
+        ]
+    else:
+        lines = [f"{done} secret labels in {seconds:.0f} s, {spent}."]
+    lines.append(promise(certificate))
     if left_out:
         lines.append(f"Left out, because they hold one value in all rows: {', '.join(left_out)}.")
     if own:

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labeldp.data.door import LEVELS, OpenLabels, PrivateData, read, seal_classes, seal_column, seal_numbers
+    from labeldp.data.released import ReleasedLabels
+    from labeldp.data.tables import read_private, read_released
 
-__all__ = ["LEVELS", "OpenLabels", "PrivateData", "read", "seal_classes", "seal_column", "seal_numbers"]
+__all__ = [
+    "LEVELS", "OpenLabels", "PrivateData", "ReleasedLabels", "read", "read_private", "read_released", "seal_classes",
+    "seal_column", "seal_numbers",
+]  # fmt: skip
+_ELSEWHERE = {"ReleasedLabels": "released", "read_private": "tables", "read_released": "tables"}
 
 
 def __getattr__(name: str) -> Any:
     # Fetched when first used: pyarrow takes a while to load.
     if name in __all__:
-        return getattr(import_module("labeldp.data.door"), name)
+        return getattr(import_module(f"labeldp.data.{_ELSEWHERE.get(name, 'door')}"), name)
     raise AttributeError(f"module 'labeldp.data' has no attribute {name!r}")

@@ -3,6 +3,7 @@
     read           a table, or a data set by name: public features, a vault, and what the columns are
     seal_column    one column of a file, and nothing else of it
     seal_classes   classes in memory
+    seal_or_take   classes in memory, or responses that were released before, which hold no label
     seal_numbers   numbers in memory
     read_open      a public table to measure with: its labels are `OpenLabels`, which no vault and no estimator takes
 
@@ -12,8 +13,9 @@ label: errors give counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,11 @@ from labeldp.data.labels import (
     declared_by_type,
 )
 from labeldp.data.open_rows import Features, OpenLabels, OpenRows, same_file
+from labeldp.data.released import ReleasedLabels
 from labeldp.data.request import TableError, declared_classes, refusing, usable
 from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
+from labeldp.releases import NoisyLabels
 
 # Data sets that `read` knows by name.
 NAMES = ("adult", "mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "cinic10")
@@ -53,7 +57,7 @@ class PrivateData:
         name: for people.
         label: the secret column; empty for images.
         features: public, one row per label: a table, or images (n, channels, height, width).
-        vault: the labels.
+        vault: the labels; or responses that were released before, where that is all there is (`read_released`).
         classes: as declared, or as published; empty where the label is a number.
         bounds: of a label that is a number, as declared; None for classes.
         columns: of a table; None for images.
@@ -65,7 +69,7 @@ class PrivateData:
     name: str
     label: str
     features: Features
-    vault: LabelVault
+    vault: LabelVault | ReleasedLabels
     classes: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
     columns: tuple[Column, ...] | None = None
@@ -132,16 +136,36 @@ def read(
     if label is None:
         return _named(str(table), rng)
     path = Path(table)
+    _check_declared(classes, bounds)
+    seal = partial(seal_column, path, label, classes, bounds=bounds, users=users, delimiter=delimiter, rng=rng)
+    return beside(path, label, classes, seal, bounds, users=users, ids=ids, drop=drop, delimiter=delimiter, test=test)
+
+
+def beside(
+    path: Path,
+    label: str,
+    classes: Sequence[str],
+    labels: Callable[[], LabelVault | ReleasedLabels],
+    bounds: tuple[float, float] | None = None,
+    *,
+    users: str | None,
+    ids: str | None,
+    drop: Sequence[str],
+    delimiter: str | None,
+    test: Path | str | None,
+) -> PrivateData:
+    """Read the public features of a table, and then its labels, which are sealed or were released before.
+
+    Other arguments are those of `read`.
+    """
     if label in drop:
         raise TableError(f"drop names {label!r}, which is the label and is never a feature; leave it out of --drop")
     if label in (users, ids):
         raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
-    _check_declared(classes, bounds)
     without = dict.fromkeys((label, *drop, *(name for name in (users, ids) if name is not None)))
     public = read_public(path, tuple(without), delimiter)
     columns, left_out = columns_of(public)
-    features = conformed(public, columns)
-    vault = seal_column(path, label, classes, bounds=bounds, users=users, delimiter=delimiter, rng=rng)
+    features, vault = conformed(public, columns), labels()
     if len(vault) != len(features):
         raise TableError(
             f"{path.name} has {len(vault)} labels in {len(features)} rows; remove blank lines, and check the quotes"
@@ -235,6 +259,35 @@ def seal_column(
     return UserVault(codes, read_ids(path, users, delimiter), len(names), rng=rng)
 
 
+def seal_or_take(
+    y: Any, classes: Any, name: str, users: Any = None
+) -> tuple[npt.NDArray[Any], LabelVault | ReleasedLabels]:
+    """Take responses that were released before, `NoisyLabels` or `ReleasedLabels`, as they are; seal anything else.
+
+    Arguments are those of `seal_classes`; of responses class c is `classes[c]`, too.
+
+    >>> from labeldp import RandomizedResponse
+    >>> noisy = LabelVault([0, 1], num_classes=2).release(RandomizedResponse(1.0, 2))
+    >>> seal_or_take(noisy, ["no", "yes"], "the example")
+    (array(['no', 'yes'], dtype='<U3'), ReleasedLabels(2 responses, num_classes=2, epsilon=1.0))
+    """
+    if not isinstance(y, (NoisyLabels, ReleasedLabels)):
+        return seal_classes(y, classes, name, users)
+    released = ReleasedLabels(y) if isinstance(y, NoisyLabels) else y
+    if users is not None:
+        raise ValueError("users is given with responses that were released before; leave it out")
+    return _classes_of(released, classes), released
+
+
+def _classes_of(vault: LabelVault | ReleasedLabels, classes: Any) -> npt.NDArray[Any]:
+    """Return the list of classes, of which the vault declared how many there are."""
+    unnamed = classes is None or (isinstance(classes, str) and classes == OBSERVED)
+    known = checked_classes(range(vault.num_classes) if unnamed else classes)
+    if len(known) != vault.num_classes:
+        raise ValueError(f"classes names {len(known)} classes and the vault has {vault.num_classes}; declare the same")
+    return known
+
+
 def seal_classes(y: Any, classes: Any, name: str, users: Any = None) -> tuple[npt.NDArray[Any], LabelVault]:
     """Seal classes that are held in memory; return their list and the vault. A vault passes unopened.
 
@@ -253,11 +306,7 @@ def seal_classes(y: Any, classes: Any, name: str, users: Any = None) -> tuple[np
     if isinstance(y, LabelVault):
         if users is not None:
             raise ValueError("users is given with a vault, which knows whose its labels are; leave it out")
-        # The vault declared how many there are.
-        known = checked_classes(range(y.num_classes) if classes is None or observed else classes)
-        if len(known) != y.num_classes:
-            raise ValueError(f"classes names {len(known)} classes and the vault has {y.num_classes}; declare the same")
-        return known, y
+        return _classes_of(y, classes), y
     raw = as_array(y, name)
     found = declared_by_type(y) if classes is None else classes
     if found is None:

@@ -26,8 +26,9 @@ from labeldp.core.ledger import ONE_LABEL, ONE_USER
 from labeldp.core.random import SecureRandom
 from labeldp.data.columns import PARQUET, TEXT, open_table
 from labeldp.data.csv import CsvTable
-from labeldp.data.door import read_ids
+from labeldp.data.door import PrivateData, beside, read_ids
 from labeldp.data.parquet import ParquetTable
+from labeldp.data.released import ReleasedLabels
 from labeldp.data.request import (
     FORMAT,
     FORMAT_USERS,
@@ -43,7 +44,10 @@ from labeldp.data.request import (
 from labeldp.mechanisms.channels import channel_from_description
 from labeldp.releases import Channel, FloatArray, NoisyLabels
 
-__all__ = ["PrivateTable", "TableError", "certificate_path", "privatize", "read_private", "verify_file"]
+__all__ = [
+    "PrivateTable", "TableError", "certificate_path", "find_certificate", "privatize", "read_private", "read_released",
+    "verify_file",
+]  # fmt: skip
 
 _NOTE = ".certificate.json"
 # A column of vectors, or another compression, may take more than the source did.
@@ -177,21 +181,21 @@ def _charge(journal: Journal, request: Request, note: str) -> None:
 # -- reading back ----------------------------------------------------------------------------------------------------
 
 
-def read_private(path: Path | str) -> PrivateTable:
+def read_private(path: Path | str, certificate: Path | str | None = None) -> PrivateTable:
     """Read a file that `privatize` wrote, with everything a learner needs to use the responses.
 
     The channel comes from the file itself (Parquet) or from the certificate beside it (CSV, which has no other
-    place for it). Call `verify_file` to check the claim.
+    place for it), or kept elsewhere and named. Call `verify_file` to check the claim.
     """
     path = Path(path)
     if not path.is_file():
         raise TableError(f"path={str(path)!r} is not a file; give a file that privatize wrote")
-    note = certificate_path(path)
+    note = certificate_path(path) if certificate is None else Path(certificate)
     try:
-        certificate = read_certificate(note) if note.is_file() else None
+        claim = read_certificate(note) if note.is_file() else None
     except (OSError, ValueError) as error:
         raise TableError(f"the certificate {note.name!r} cannot be read: {error}") from None
-    public, table = _opened(path, certificate.release if certificate else None)
+    public, table = _opened(path, claim.release if claim else None)
     request = _request(public)
     features, responses, prior = table.released(request)
     try:
@@ -199,7 +203,73 @@ def read_private(path: Path | str) -> PrivateTable:
     except ValueError as error:
         raise TableError(f"the channel of the table cannot be rebuilt: {error}") from None
     labels = NoisyLabels(channel, responses)
-    return PrivateTable(features, labels, request.label, request.classes, certificate)
+    return PrivateTable(features, labels, request.label, request.classes, claim)
+
+
+def find_certificate(path: Path | str, certificate: Path | str | None = None) -> Path | None:
+    """Return where the certificate of a file that `privatize` wrote is; None for any other table.
+
+    The one that is named, else the one beside the file. A Parquet file that says itself that it holds responses is
+    refused without one: they are not to be taken for labels. A CSV file cannot say so.
+    """
+    path, beside_it = Path(path), certificate_path(path)
+    if certificate is not None or not path.is_file():
+        return None if certificate is None else Path(certificate)
+    if beside_it.is_file():
+        return beside_it
+    if path.suffix.lower() in PARQUET:
+        table = open_table(path)
+        if isinstance(table, ParquetTable) and table.release is not None:
+            raise TableError(
+                f"{path.name} holds private responses and not labels, and its certificate {beside_it.name!r} is not "
+                "beside it; put it there, or name it with --certificate"
+            )
+    return None
+
+
+@refusing
+def read_released(
+    table: Path | str,
+    *,
+    certificate: Path | str | None = None,
+    ids: str | None = None,
+    drop: Sequence[str] = (),
+    test: Path | str | None = None,
+) -> PrivateData:
+    """Read public features and the responses beside them from a file that `privatize` wrote, if its certificate holds.
+
+    Label, classes, channel and users come from the certificate; learning from the responses costs nothing more. Other
+    arguments are those of `labeldp.data.read`.
+
+    Args:
+        certificate: where it is, if not beside the table.
+
+    Raises:
+        TableError: where table or certificate were changed, or do not belong together.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "in.csv").write_text("age,income\\n31,low\\n57,high\\n")
+    >>> _ = privatize(folder / "in.csv", folder / "out.csv", label="income", classes=["low", "high"], epsilon=1.0)
+    >>> read_released(folder / "out.csv").vault
+    ReleasedLabels(2 responses, num_classes=2, epsilon=1.0)
+    """
+    path = Path(table)
+    if not path.is_file():
+        raise TableError(f"table={str(path)!r} is not a file; give a file that privatize wrote")
+    problems = verify_file(path, certificate)
+    if problems:
+        raise TableError(f"{path.name} and its certificate do not hold: {problems[0]}")
+    private = read_private(path, certificate)
+    if not private.labels.informative().any():
+        raise TableError(
+            f"the responses in {path.name} say nothing about the labels (epsilon 0); nothing can be learnt"
+        )
+    public: Any = private.certificate and private.certificate.release
+    return beside(
+        path, private.label, private.classes, lambda: ReleasedLabels(private.labels, private.certificate),
+        users=public.get("users", {}).get("column"), ids=ids, drop=drop, delimiter=public.get("delimiter"), test=test,
+    )  # fmt: skip
 
 
 def _opened(path: Path, kept: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], CsvTable | ParquetTable]:
@@ -252,28 +322,30 @@ def _is_bare(path: Path) -> bool:
     return path.suffix == ".json" and not path.name.endswith(_NOTE) and not certificate_path(path).is_file()
 
 
-def verify_file(path: Path | str) -> tuple[str, ...]:
+def verify_file(path: Path | str, certificate: Path | str | None = None) -> tuple[str, ...]:
     """Return all that is wrong with a privatized file or its certificate, as sentences; nothing when they hold.
 
-    `path` is either of the two. Recomputes the claim, the hash and the number of rows. A Parquet file repeats
-    its public parameters inside, so a certificate that was rewritten, checksum and all, is caught there too.
-    A CSV file has only its certificate. A certificate of no file at all (`vault.certificate()`, written under any name
-    that does not belong to an artifact) is checked by itself.
+    `path` is either of the two; or the file, where its certificate is kept elsewhere and named. Recomputes the claim,
+    the hash and the number of rows. A Parquet file repeats its public parameters inside, so a certificate that was
+    rewritten, checksum and all, is caught there too. A CSV file has only its certificate. A certificate of no file at
+    all (`vault.certificate()`, written under any name that does not belong to an artifact) is checked by itself.
     """
     path = Path(path)
-    bare = _is_bare(path)
+    bare = certificate is None and _is_bare(path)
     note = path if bare or path.name.endswith(_NOTE) else certificate_path(path)
     artifact = note.with_name(note.name.removesuffix(_NOTE))
+    if certificate is not None:
+        note, artifact = Path(certificate), path
     if not note.is_file():
         return (f"there is no certificate {note.name!r} beside {artifact.name!r}",)
     try:
-        certificate = read_certificate(note)
+        claim = read_certificate(note)
         if not bare:
-            return (*verify(certificate, artifact), *_table_problems(certificate, artifact))
-        if certificate.artifact is None:
-            return verify(certificate)
-        home = certificate.artifact.name + _NOTE
-        return (f"the certificate speaks about {certificate.artifact.name!r}; keep it beside that file as {home!r}",)
+            return (*verify(claim, artifact), *_table_problems(claim, artifact))
+        if claim.artifact is None:
+            return verify(claim)
+        home = claim.artifact.name + _NOTE
+        return (f"the certificate speaks about {claim.artifact.name!r}; keep it beside that file as {home!r}",)
     except Exception as error:
         # Whatever is in the file, the outcome is a sentence.
         return (f"the certificate {note.name!r} cannot be verified: {str(error) or type(error).__name__}",)

@@ -33,6 +33,7 @@ from labeldp.data.columns import (
     read_frame,
     take_rows,
 )
+from labeldp.data.released import ReleasedLabels
 from labeldp.estimator import serialise, spending
 from labeldp.estimator.progress import Reporter
 from labeldp.estimator.serialise import Arrays, Config, Predictor, predictor_of
@@ -140,25 +141,36 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     # -- fitting ----------------------------------------------------------------------------------------------------
 
-    def _fit(self, inputs: Any, vault: LabelVault, paid: bool = False) -> Any:
+    def _fit(self, inputs: Any, vault: LabelVault | ReleasedLabels, paid: bool = False) -> Any:
         """Fit to labels that are sealed; where the vault's own store is `paid`, no other is charged.
 
-        Until `run` all of it is public, and `run` checks what a recipe is given before it pays.
+        To responses that were released before a fit costs nothing, and their certificate is its certificate. Until
+        `run` all of it is public, and `run` checks what a recipe is given before it pays.
         """
-        spending.begin_fit(vault)
+        if not isinstance(vault, ReleasedLabels):
+            spending.begin_fit(vault)
         epsilon, method = spending.checked_epsilon(self.epsilon), self._checked_method()
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
         begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
-        coded = self._coded(inputs, method, seed)
+        # What learns from responses takes features that fit in memory.
+        coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
         read = self._read(inputs, reset=True) if coded is None else coded
         rows = len(read[0]) if isinstance(read, tuple) else len(read)
         if len(vault) != rows:
             raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
         if rows < self._fewest_rows:
             raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
-        payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
-        vault, delta = spending.limited(vault, epsilon, self.delta, payer)
-        held = self._held_out(vault, seed)
+        if isinstance(vault, ReleasedLabels):
+            if self.holdout:
+                raise ValueError(
+                    f"holdout={self.holdout!r} sets labels aside, and y are responses that were released before; leave "
+                    "it out"
+                )
+            epsilon, delta, held = spending.released(vault, epsilon), 0.0, None
+        else:
+            payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
+            vault, delta = spending.limited(vault, epsilon, self.delta, payer)
+            held = self._held_out(vault, seed)
         reporter = Reporter(self.report, vault, delta, begun)
         seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         made = "" if coded is None else ", made as they are needed"
@@ -174,7 +186,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         columns = self._map.plain if isinstance(self._map, TableMap) else None
         job = Job(
             seen, shown, training, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter,
-            self.learner, columns,
+            self.learner, columns, getattr(self, "class_weight", None) is not None,
         )  # fmt: skip
         recipe = BY_KEY[self.method_]
         with public_seed(seed):
@@ -235,8 +247,13 @@ class LabelDPEstimator(BaseEstimator, ABC):
             )
         return recipe.key
 
-    def _choose(self, vault: LabelVault, seen: Tensor | Coded, epsilon: float, delta: float) -> tuple[Choice, str]:
-        """Choose a recipe by public numbers: the best that trains the user's network, if any, and protects users."""
+    def _choose(
+        self, vault: LabelVault | ReleasedLabels, seen: Tensor | Coded, epsilon: float, delta: float
+    ) -> tuple[Choice, str]:
+        """Choose a recipe by public numbers: the best that trains the user's network, if any, and protects users.
+
+        Where responses were released before, the best that learns from them.
+        """
         width = seen.shape[1]
         if isinstance(self._map, TableMap):
             # Directions that the features offer: bins and steps of a number say the same as it does, and count as one.
@@ -250,7 +267,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         )  # fmt: skip
         for one in choice.ranking:
             recipe = BY_KEY[one.recipe]
-            if (self.model is None or recipe.network) and (recipe.users or not by_user) and not one.obstacle:
+            fits = (recipe.released or not isinstance(vault, ReleasedLabels)) and (recipe.users or not by_user)
+            if fits and (self.model is None or recipe.network) and not one.obstacle:
                 return choice, recipe.key
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
         raise ValueError(f"no recipe can be used here: {obstacles}")

@@ -15,7 +15,8 @@ from torch import nn
 
 from labeldp.core.vault import LabelVault
 from labeldp.data.columns import comes_in_parts, parts_of
-from labeldp.data.door import open_labels, seal_classes
+from labeldp.data.door import open_labels, seal_classes, seal_or_take
+from labeldp.data.released import ReleasedLabels
 from labeldp.estimator import spending
 from labeldp.estimator.base import ROWS_AT_ONCE, LabelDPEstimator
 from labeldp.estimator.serialise import HeadPredictor, plain
@@ -38,6 +39,8 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         classes: the list of classes, declared; never read off the labels, because which classes occur is private. None
             where the type of y declares it (pandas categories, a polars Enum, an Arrow dictionary, true/false).
             "observed" declares that the classes which occur are public, and the certificate states it.
+        class_weight: how much a class counts, declared: a dictionary from class to weight, 1 where it names none.
+            Weights multiply the probabilities that were learnt, which costs nothing; see `log_weights`.
         model: a network of yours, from features (tables: as encoded) or images to one score per class; a copy is
             trained. None for a small one.
         learner: a classifier of yours with `fit` and `predict_proba`, say of scikit-learn, LightGBM or XGBoost, or a
@@ -76,6 +79,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         method: str = AUTO,
         *,
         classes: Any = None,
+        class_weight: Any = None,
         model: nn.Module | None = None,
         learner: Any = None,
         settings: dict[str, Any] | None = None,
@@ -92,6 +96,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         self.delta = delta
         self.method = method
         self.classes = classes
+        self.class_weight = class_weight
         self.model = model
         self.learner = learner
         self.settings = settings
@@ -110,7 +115,10 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         Args:
             X: public features: NumPy array, list, pandas, polars or Arrow table, torch tensor; images (n, C, H, W).
             y: one class per row, sealed before anything is done with it and not kept; or a vault, whose ledger then
-                counts this fit too, and whose class c is `classes[c]`.
+                counts this fit too, and whose class c is `classes[c]`. Or responses that were released before
+                (`NoisyLabels` of `vault.release`, or what `labeldp.data.read_released` has as its vault), of which
+                nothing is spent: ε has to allow what they were released at, no store is charged, and their certificate
+                is the fit's. Methods are those that learn from one response of every row.
             users: whose each row is, public. (ε, δ) then covers all labels of a user together, for methods that can do
                 so.
         """
@@ -118,7 +126,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         return self._fit(X, vault)
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """Return P(class | row), (n, K), in the order of `classes_`."""
+        """Return P(class | row), (n, K), in the order of `classes_`; weighted, and normed again, by `class_weight`."""
         check_is_fitted(self)
         head, found, network = self._predictor, self._map, BY_KEY[self.method_].network
         many = comes_in_parts(X) and len(X) > ROWS_AT_ONCE
@@ -130,7 +138,8 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             else:
                 seen, shown = self._encode(read)
                 logits.append(head.logits(shown if network else seen))
-        return torch.softmax(torch.cat(logits).double(), dim=1).cpu().numpy()
+        together = torch.cat(logits).double().cpu() + torch.from_numpy(log_weights(self.class_weight, self.classes_))
+        return torch.softmax(together, dim=1).numpy()
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the likeliest class of each row, (n,)."""
@@ -146,10 +155,10 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             spending.refuse_fitted(seal_classes(opened, self.classes_, "score")[1])
         return float(accuracy_score(opened, predicted, sample_weight=sample_weight))
 
-    def _sealed(self, y: Any, users: Any = None) -> LabelVault:
+    def _sealed(self, y: Any, users: Any = None) -> LabelVault | ReleasedLabels:
         # A fit that is refused leaves nothing that predicts.
         vars(self).pop("_predictor", None)
-        self.classes_, vault = seal_classes(y, self.classes, type(self).__name__, users)
+        self.classes_, vault = seal_or_take(y, self.classes, type(self).__name__, users)
         return vault
 
     def _measured(self, inputs: Any, vault: LabelVault, epsilon: float, folder: Path | None) -> Evaluation:
@@ -161,11 +170,50 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
     _task = "classes"
     _kind = "classifier"
 
+    def _checked_method(self) -> str:
+        log_weights(self.class_weight, self.classes_)
+        return super()._checked_method()
+
     def _own_parts(self) -> dict[str, Any]:
-        return {"classes": plain(self.classes_)}
+        weights = np.exp(log_weights(self.class_weight, self.classes_))
+        return {"classes": plain(self.classes_), **({} if self.class_weight is None else {"weights": plain(weights)})}
 
     @classmethod
     def _from_own_parts(cls, config: dict[str, Any], device: Any) -> LabelDPClassifier:
         made = cls(config["epsilon"], method=config["method"], classes=config["classes"], device=device)
+        if "weights" in config:
+            made.class_weight = dict(zip(config["classes"], config["weights"], strict=True))
         made.classes_ = np.asarray(config["classes"])
         return made
+
+
+def log_weights(class_weight: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the logarithm of every class's weight, (K,), to be added to the scores; zeros where none are declared.
+
+    Whoever weighs class c by w_c decides best by the largest w_c·P(c | row): so it is done to probabilities that were
+    learnt, after the query, and costs nothing. Weights inside the query would gain nothing either. Of two classes,
+    Σ w_y·onehot(y) ⊗ φ moves by √(w₀² + w₁²)·|φ|; with that noise, its two parts, each divided by its weight and joined
+    by their public sum, know the moment just as well for every w.
+
+    >>> log_weights({"yes": 10}, np.array(["no", "yes"])).round(4)
+    array([0.    , 2.3026])
+    """
+    if class_weight is None:
+        return np.zeros(len(classes))
+    if not isinstance(class_weight, dict):
+        raise ValueError(
+            f"class_weight={class_weight!r} is not a dictionary from class to weight. Weights that are read off the "
+            "labels, as 'balanced' is, would be a query that nobody paid for; declare them from what is public, say "
+            "one over the frequency that is expected of a class"
+        )
+    known = plain(classes)
+    unknown = [name for name in class_weight if name not in known]
+    if unknown:
+        raise ValueError(f"class_weight names {unknown}, which are not among the {len(known)} classes; declare those")
+    wrong = {
+        name: weight for name, weight in class_weight.items()
+        if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)) or not 0 < weight < np.inf
+    }  # fmt: skip
+    if wrong:
+        raise ValueError(f"class_weight={wrong!r} are no weights; give finite numbers above 0")
+    return np.log(np.array([float(class_weight.get(name, 1.0)) for name in known]))

@@ -9,6 +9,7 @@ from typing import Any
 
 from labeldp.core.ledger import Ledger, worst_epsilon
 from labeldp.core.vault import LabelVault
+from labeldp.data.released import ReleasedLabels
 from labeldp.learning.progress import Progress, Report
 
 
@@ -22,7 +23,7 @@ class Reporter:
         begun: when the fit began, by `time.perf_counter`.
     """
 
-    def __init__(self, report: Report | None, vault: LabelVault, delta: float, begun: float) -> None:
+    def __init__(self, report: Report | None, vault: LabelVault | ReleasedLabels, delta: float, begun: float) -> None:
         self._report, self._vault, self._delta, self._begun = report, vault, delta, begun
         self._priced = Ledger(0), 0.0, 0
 

@@ -19,6 +19,7 @@ import numpy as np
 from labeldp.budgets.calibrate import SMALLEST_DELTA, usual_delta
 from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.vault import LabelVault
+from labeldp.data.released import ReleasedLabels
 from labeldp.mechanisms.values import ValueVault
 
 if TYPE_CHECKING:
@@ -185,6 +186,20 @@ def limited(vault: LabelVault, epsilon: float, delta: Any, payer: Account | Coun
 def pay_apart(vault: LabelVault) -> bool:
     """Return whether rows pay each for themselves: no store charges a row for what another one meets."""
     return all(getattr(store, "by_row", True) for store in vault.stores)
+
+
+def released(vault: ReleasedLabels, epsilon: float) -> float:
+    """Return the ε by which responses were drawn, or raise ValueError where their claim is more than ε allows.
+
+    Nothing is spent: no budget is charged, and no fit is counted.
+    """
+    claimed = vault.certificate().epsilon
+    if claimed > epsilon:
+        raise ValueError(
+            f"epsilon={epsilon:g} is less than the {claimed:g} at which the responses were released; allow that much, "
+            "or learn from responses that are more private"
+        )
+    return vault.epsilon
 
 
 def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None, family: str) -> Account | CountedFit:

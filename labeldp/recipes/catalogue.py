@@ -106,6 +106,8 @@ class Recipe:
         table_seconds: of one core on tables, at the start and per row, where they were measured (Adult's columns).
         unfit: a modality on which it was measured and found to lose to simpler recipes.
         per_row: whether it releases a response for every row, and nothing else of the labels.
+        released: whether it asks once for a response of every row and reads their channel off the release, so that it
+            can learn from responses which were released before (`labeldp.data.released`).
         numbers_in_words: how it releases labels that are numbers, for the report.
         self_tests: by name; "" is the recipe as it is run.
     """
@@ -131,6 +133,7 @@ class Recipe:
     table_seconds: tuple[float, float] | None = None
     unfit: str = ""
     per_row: bool = False
+    released: bool = False
     numbers_in_words: str = ""
     self_tests: Mapping[str, SelfTest] = field(default_factory=dict, hash=False)
 
@@ -259,7 +262,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "rr", "releases one randomized response of every row and trains on the responses as they are",
-        "LP-1ST, Ghazi et al. 2021", classes="per_row.rr", users=True, per_row=True,
+        "LP-1ST, Ghazi et al. 2021", classes="per_row.rr", users=True, per_row=True, released=True,
         self_tests={
             **_ROW_TEST,
             "user_responses": SelfTest(1000, labels="users"),
@@ -267,13 +270,14 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "forward", "releases one randomized response of every row and fits the likelihood of the responses (LP-1ST)",
-        "Patrini et al. 2017; Ghazi et al. 2021", classes="per_row.forward", users=True, per_row=True,
+        "Patrini et al. 2017; Ghazi et al. 2021", classes="per_row.forward", users=True, per_row=True, released=True,
         worth=of_responses(1.0), kin="responses", stands_in={"images": 1}, table_seconds=(1.0, 2.5e-4),
         self_tests=_ROW_TEST,
     ),
     Recipe(
         "debiased", "releases one randomized response of every row and minimises an unbiased estimate of the loss",
-        "Ghazi et al. 2021, Algorithm 5", classes="per_row.debiased", users=True, per_row=True, self_tests=_ROW_TEST,
+        "Ghazi et al. 2021, Algorithm 5", classes="per_row.debiased", users=True, per_row=True, released=True,
+        self_tests=_ROW_TEST,
     ),
     Recipe(
         "rr+learner", "releases one randomized response of every row and teaches trees, kernels or any classifier, "
@@ -307,22 +311,24 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "alibi", "releases a noisy vector of every row and turns it into a soft label", "ALIBI, Malek et al. 2021",
-        classes="per_row.alibi", per_row=True, worth=of_responses(0.8), kin="responses", self_tests=_ROW_TEST,
+        classes="per_row.alibi", per_row=True, released=True, worth=of_responses(0.8), kin="responses",
+        self_tests=_ROW_TEST,
     ),
     Recipe(
         "ldp_ssl", "releases one randomized response of every row and trains by FixMatch, which learns from changed "
         "copies of images", "LDP-SSL, Tang et al. 2022", classes="per_row.ldp_ssl", loop="fixmatch", per_row=True,
-        self_tests=_ROW_TEST,
+        released=True, self_tests=_ROW_TEST,
     ),
     Recipe(
         "denoise_ssl", "keeps a randomized response only where the majority of its cluster agrees, and trains by "
         "FixMatch", "DenoiseSSL, Tang et al. 2022, Algorithm 7", classes="denoise_ssl.train", loop="fixmatch",
-        settings=_clusters, per_row=True, self_tests={"": SelfTest(2000, settings={"clusters": _own_clusters})},
+        settings=_clusters, per_row=True, released=True,
+        self_tests={"": SelfTest(2000, settings={"clusters": _own_clusters})},
     ),
     Recipe(
         "aug_descent", "releases one randomized response of every row, and two networks judge which to believe",
         "AugDescent, Tang et al. 2022; Nishi et al. 2021", classes="aug_descent.train", loop="refine", per_row=True,
-        self_tests=_ROW_TEST,
+        released=True, self_tests=_ROW_TEST,
     ),
     Recipe(
         "pate_fm", "lets teachers on disjoint parts of the labels vote on a few rows, from which a student learns",
@@ -371,7 +377,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "lp_rr_sgd", "makes one pass of projected SGD on unbiased gradients of randomized responses",
         "LP-RR-SGD, Ghazi et al. 2021", classes="per_row.lp_rr_sgd", network="linear", settings=_one_pass(100.0),
-        per_row=True, self_tests={"": SelfTest(2000, settings={"diameter": 1e3, "batch_size": 1})},
+        per_row=True, released=True, self_tests={"": SelfTest(2000, settings={"diameter": 1e3, "batch_size": 1})},
     ),
     Recipe(
         "binned_regression", "releases the value of a bin for every row", "RR-on-Bins, Ghazi et al. 2023",

@@ -12,6 +12,7 @@ A recipe is a function whose arguments are called
     clusters          of the features, found without labels
     learner, columns  a classifier of the user's, or several, and which of the features it sees
     teachers          of PATE
+    weighted          whether classes will be weighed by their probabilities
     seed, report      of everything public; gets progress
 
 plus settings of its own with defaults. So one function, `run`, runs them all: `Job` holds what there is, the
@@ -33,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.core.vault import LabelVault
+from labeldp.data.released import ReleasedLabels
 from labeldp.features.augment import learned_view, strong_view, weak_view
 from labeldp.features.clusters import kmeans
 from labeldp.features.tables import Coded
@@ -47,11 +49,13 @@ from labeldp.mechanisms.users import UserVault
 from labeldp.models.zoo import FeatureNet, linear_head
 from labeldp.recipes import distil
 from labeldp.recipes.arguments import Fit
-from labeldp.recipes.catalogue import Lazy, Recipe, Task
+from labeldp.recipes.catalogue import RECIPES, Lazy, Recipe, Task
 from labeldp.recipes.worth import Case, directions, moment_distance
 
 # Rows that pass the network in all, and the fewest and most passes over the data.
 _PASSED, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 6, 40
+# How labels respond, which was settled where responses were released before.
+_OF_THE_DRAW = frozenset({"prior", "randomizer", "cap", "alike"})
 # What is spent and on what is the caller's business.
 _NOT_SETTINGS = frozenset(
     {"model", "inputs", "features", "vault", "epsilon", "delta", "probabilities", "noise_multiplier"}
@@ -65,7 +69,7 @@ class Job:
     Args:
         features: public, (n, p), what heads see.
         inputs: public, what networks see; the features for tables.
-        vault: the labels.
+        vault: the labels; or responses that were released before, for recipes that can learn from them.
         epsilon, delta: all that may be spent.
         model: the user's network, copied; None for `FeatureNet`, or for a linear layer where the recipe wants one.
         settings: for the recipe and, those it does not know, for the training loop.
@@ -73,11 +77,12 @@ class Job:
         report: gets progress.
         learner: the user's classifier, or several to choose from; None for those built in.
         columns: numbers of the features that say everything once; None for all.
+        weighted: whether classes will be weighed by their probabilities, so that those of rare ones matter.
     """
 
     features: Tensor | Coded
     inputs: Tensor | Coded
-    vault: LabelVault
+    vault: LabelVault | ReleasedLabels
     epsilon: float
     delta: float
     model: nn.Module | None
@@ -86,6 +91,7 @@ class Job:
     report: Report | None = None
     learner: Any = None
     columns: Any = None
+    weighted: bool = False
 
 
 def run(recipe: Recipe, job: Job, task: Task = "classes") -> Any:
@@ -141,6 +147,15 @@ def _check(recipe: Recipe, job: Job, work: _Work, function: Callable[..., Any]) 
             f"method={recipe.key!r} protects one label at a time, and the vault all labels of a user; choose a method "
             "for users (labeldp.recipes.catalogue says which)"
         )
+    if isinstance(job.vault, ReleasedLabels):
+        if not recipe.released:
+            raise ValueError(
+                f"method={recipe.key!r} queries labels, and all there is are responses that were released before; "
+                f"choose one of {', '.join(one.key for one in RECIPES if one.released)}"
+            )
+        settled = sorted(_OF_THE_DRAW & set(job.settings))
+        if settled:
+            raise ValueError(f"settings has {settled}, but the responses were drawn before; leave them out")
     refused = sorted(_NOT_SETTINGS & set(job.settings))
     if refused:
         raise ValueError(f"settings has {refused}, which the estimator sets; leave them out")
@@ -249,6 +264,7 @@ SUPPLIES: dict[str, Callable[[_Work], Any]] = {
     "tune": _Work.tune,
     "teachers": _Work.teachers,
     "seed": lambda work: work.job.seed,
+    "weighted": lambda work: work.job.weighted,
     "report": lambda work: work.job.report,
     "learner": lambda work: work.job.learner,
     "columns": lambda work: work.job.columns,

@@ -36,6 +36,7 @@ from labeldp.budgets.counter import CounterError, QueryCounter
 from labeldp.core.events import Event, event_to_json
 from labeldp.core.ledger import Charged, RowIndex, check_budget
 from labeldp.core.vault import LabelVault, Mechanism
+from labeldp.data.released import ReleasedLabels
 from labeldp.mechanisms.channels import channel_from_description
 from labeldp.mechanisms.responses import SetResponse, TopKResponse
 from labeldp.mechanisms.values import BinnedResponse, NoisyValues
@@ -81,7 +82,8 @@ def release_once(
         numbers: how many it has at most, so that there is room for them before they are paid for.
         read: reads what `save` wrote, where `load` cannot know all of it.
     """
-    if kept is None:
+    if kept is None or isinstance(vault, ReleasedLabels):
+        # What was released before is kept where it was, and is not drawn here.
         return vault.release(mechanism, rows)
     with _alone_in(kept.parent):
         recover(kept)

@@ -39,6 +39,7 @@ from labeldp.features.extract import Device, Extractor, FeatureMap, gram_of
 from labeldp.features.tables import Coded
 from labeldp.learning.heads import Axes, Head, Scale, eigenbasis, honest_scale, ridge_head, softmax_head
 from labeldp.learning.progress import Progress, Report
+from labeldp.learning.rare import levelled
 from labeldp.learning.tuning import Basis, Scored, Tuning, compare_heads, load_plan, save_plan, tune
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.moments import Moments, RowChunks
@@ -118,6 +119,7 @@ def train(
     tune: Tune = tune,
     heads: Sequence[Head] = HEADS,
     most: int | None = None,
+    weighted: bool = False,
     seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
@@ -133,6 +135,8 @@ def train(
         heads: which to choose among, without a label.
         most, seed: for `Coded`, the number m of rows that tuning and head see (as many as have a gibibyte of features
             when None), and the seed that draws them. With m = n the result is that of plain features.
+        weighted: whether classes will be weighed against each other by their probabilities, which then have to be right
+            for rare ones, too: softmax regression, with a level of every class (`labeldp.learning.rare`).
         folder: keeps plan and moment, so that a killed run goes on and draws nothing twice.
         report: gets every step.
 
@@ -143,20 +147,20 @@ def train(
     (True, True)
     """
     clock = Clock(report)
-    noise = noise_for(epsilon, delta)
+    noise, heads = noise_for(epsilon, delta), (softmax_head,) if weighted else heads
     if isinstance(features, Coded):
         check_count(len(features), "features", vault)
     else:
         check_features(features, vault)
     check_affordable(vault, (event_of(noise), None, in_folder(folder, "moment.npz")))
     if isinstance(features, Coded):
-        return _of_coded(features, vault, noise, tune, heads, most, seed, folder, clock)
+        return _of_coded(features, vault, noise, tune, heads, most, weighted, seed, folder, clock)
     found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
     rows = found.basis(features)
     mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
     noisy = _released(mechanism, rows.shape[1], vault, folder, lambda: rows.sum(dim=0, dtype=torch.float64))
     clock("query", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
-    return fitted(found, heads, noisy, rows, clock)
+    return fitted(found, heads, noisy, rows, clock, weighted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +310,9 @@ def _radius(rows: Tensor, noise: Noise) -> float:
     return float(torch.linalg.vector_norm(rows, ord=order, dim=1).amax()) * (1 + 1e-6)
 
 
-def fitted(found: Tuning, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, clock: Clock) -> OneShot:
+def fitted(
+    found: Tuning, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, clock: Clock, weighted: bool = False
+) -> OneShot:
     """Return the head that does better on labels drawn from the first one, with honest probabilities."""
     axes, constant = eigenbasis(gram_of(rows)), found.basis.constant_column
     settled = _solved(heads[0], found.scales[0], noisy, rows, axes, constant)
@@ -317,6 +323,8 @@ def fitted(found: Tuning, heads: Sequence[Head], noisy: NoisyMoments, rows: Tens
         clock("head", f"of labels drawn from the first head's probabilities: {listed}")
         settled = settled if best == 0 else _solved(heads[best], found.scales[best], noisy, rows, axes, constant)
     head, logits_weight, scale = settled
+    if weighted and constant is not None:
+        logits_weight, scale = levelled(head, noisy, rows, axes, constant)
     likely = [torch.softmax(part @ logits_weight.T, dim=1).amax(dim=1) for part in rows.split(_ROWS_AT_ONCE)]
     confidence = float(torch.cat(likely).mean())
     clock("head", f"{_name(head)}, expects to be right on {100 * confidence:.1f}%")
@@ -357,6 +365,7 @@ def _of_coded(
     tune: Tune,
     heads: Sequence[Head],
     most: int | None,
+    weighted: bool,
     seed: int,
     folder: Path | None,
     clock: Clock,
@@ -377,7 +386,7 @@ def _of_coded(
     parts = (part.sum(dim=0, dtype=torch.float64) for part in _turned(rows, found.basis))
     noisy = _released(mechanism, found.basis.width, vault, folder, lambda: torch.stack(list(parts)).sum(dim=0))
     clock("query", f"{noisy.num_classes} × {found.basis.width} numbers, noise {noisy.noise_std:.3g}")
-    return replace(fitted(found, heads, _moment_of(some, noisy), some, clock), noisy=noisy)
+    return replace(fitted(found, heads, _moment_of(some, noisy), some, clock, weighted), noisy=noisy)
 
 
 def _turned(rows: Coded, basis: Basis) -> Iterator[Tensor]:

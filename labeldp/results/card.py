@@ -102,6 +102,8 @@ class Story:
         reason: why that one.
         epsilon, delta: as requested; the certificate states what was spent.
         bounds: of a number, as declared; None for classes.
+        released: the SHA-256 of the file of `labeldp privatize` whose responses it learnt from, at no further cost;
+            empty where the run queried labels itself.
     """
 
     data: str
@@ -114,12 +116,15 @@ class Story:
     epsilon: float
     delta: float
     bounds: tuple[float, float] | None = None
+    released: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         fields = asdict(self)
         lists = ("classes", "features", "bounds")
-        return fields | {name: None if fields[name] is None else list(fields[name]) for name in lists}
+        # Left out where it is empty, so that earlier versions can read the folder.
+        kept = {name: value for name, value in fields.items() if name != "released" or value}
+        return kept | {name: None if fields[name] is None else list(fields[name]) for name in lists}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Story:
@@ -128,7 +133,8 @@ class Story:
         known = {"bounds": None, **fields}
         lists = {name: None if known[name] is None else tuple(known[name]) for name in ("classes", "bounds")}
         story = cls(**{**known, **lists, "features": tuple(known["features"])})
-        texts = (story.data, story.label, story.method, story.reason, *story.features, *(story.classes or ()))
+        own = (story.data, story.label, story.method, story.reason, story.released)
+        texts = (*own, *story.features, *(story.classes or ()))
         numbers = (story.rows, story.epsilon, story.delta, *(story.bounds or ()))
         if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
             raise TypeError("a text or a number of the story is none")
@@ -150,6 +156,17 @@ def is_number(value: object) -> bool:
 def promise(certificate: Certificate) -> str:
     """Return the claim in one sentence, as the card and the command line give it."""
     return odds_in_words(certificate.epsilon, certificate.delta, certificate.unit.protects)
+
+
+def released_words(story: Story) -> str:
+    """Return where responses came from that were released before; empty where the run queried labels itself."""
+    if not story.released:
+        return ""
+    return (
+        f"It was learnt from responses that were released before, those in {story.data} (SHA-256 "
+        f"{story.released[:16]}…): no further privacy was spent. The promise is that of the responses, and holds for "
+        "them and this model together."
+    )
 
 
 def not_protected(story: Story) -> list[tuple[str, str]]:
@@ -198,7 +215,8 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
     folder = name if re.fullmatch(r"[\w.+@%,=-]+", name) else "FOLDER"
     return render(
         "model_card.md", name=name, folder=folder, certificate=certificate, story=story, promise=promise(certificate),
-        number=number_words(story), beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
+        number=number_words(story), released=released_words(story),
+        beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
         not_protected=not_protected(story), test=test, own=evaluation_of(metrics), measures=", ".join(measures),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
     )  # fmt: skip

@@ -101,8 +101,9 @@ class Draft:
         tensors = {name: np.ascontiguousarray(tensor) for name, tensor in result.tensors.items()}
         save_file(tensors, self.path / MODEL, metadata={"format": FORMAT, "kind": result.kind, "model": described})
         name, command = one_line(self.target.name), next(iter(result.run))
+        anew = "from the same responses, for nothing" if result.story.released else "with noise drawn and paid for anew"
         again = (
-            f"# How {name} was made. Do it again, with noise drawn and paid for anew:\n"
+            f"# How {name} was made. Do it again, {anew}:\n"
             f"#   labeldp {command} --config {name}/{CONFIG} --out ANOTHER\n\n"
         )
         texts = {
@@ -314,7 +315,7 @@ class RunFolder:
     """
 
     def __init__(self, target: Path, say: Callable[[str], None] | None = None) -> None:
-        self._folder, self._say = target.with_name(f".{target.name}.run"), say
+        self._folder, self._say, self._mine = target.with_name(f".{target.name}.run"), say, False
 
     def of(self, settings: Mapping[str, Any]) -> Path:
         """Return the folder, made for a run with these settings (plain JSON values) or left by one with the same."""
@@ -333,12 +334,16 @@ class RunFolder:
                 f"{str(self._folder)!r} keeps what another command has paid for ({', '.join(odd)} differ): give that "
                 "command again to go on with it, choose another --out, or delete the folder and what was spent for it"
             )
+        self._mine = True
         return self._folder
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A run that ends before it asks for the folder, a dry one say, leaves what an earlier one has paid for.
+        if kind is None and not self._mine:
+            return
         # Every query that was paid for has a count; without one there is nothing to go on from. A query that the budget
         # refused has a count, too, of two lines: what was to be charged and that nothing was begun.
         least = 3 if kind is not None and issubclass(kind, BudgetExceededError) else 1

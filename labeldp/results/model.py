@@ -19,6 +19,7 @@ import torch
 from labeldp.choosing.choice import choose
 from labeldp.data.columns import Column, conformed, read_like
 from labeldp.data.door import NAMES, PrivateData, read
+from labeldp.data.released import ReleasedLabels
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
@@ -127,10 +128,13 @@ def trained(
     report: Report | None = None,
     folder: Path | None = None,
     holdout: float | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Model:
     """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`.
 
-    A folder keeps what is paid for as it is drawn, so that a run that was stopped goes on (`RunFolder`).
+    `weights` say how much classes count, by name; see `class_weight` there. A folder keeps what is paid for as it is
+    drawn, so that a run that was stopped goes on (`RunFolder`). From responses that were released before the model
+    learns for nothing; ε has to allow what they were released at.
     """
     why, network = "It was requested by name.", None
     if data.columns is None:
@@ -152,11 +156,20 @@ def trained(
             torch.manual_seed(seed)
             settings["model"] = network.made(len(data.classes))
     if data.bounds is None:
-        estimator = LabelDPClassifier(epsilon, delta, method, classes=range(len(data.classes)), **settings)
+        counts = weights and {data.classes.index(name): weight for name, weight in weights.items()}
+        estimator = LabelDPClassifier(
+            epsilon, delta, method, classes=range(len(data.classes)), class_weight=counts, **settings
+        )
     else:
         estimator = LabelDPRegressor(epsilon, data.bounds, delta, method, **settings)
     estimator.fit(data.features, data.vault)
-    why = why if estimator.choice_ is None else estimator.choice_.reason
+    if isinstance(data.vault, ReleasedLabels) and method == AUTO:
+        why = "It is expected to do best among the methods that learn from responses which were released before."
+    elif estimator.choice_ is not None:
+        why = estimator.choice_.reason
+    if weights:
+        listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+        why += f" Probabilities are weighted by what was declared ({listed}), which costs no privacy."
     name, curves = None if network is None else network.name, tuple(recorder.curves())
     return Model(estimator, data.classes, data.columns, data.label, name, why, curves)
 
@@ -178,9 +191,11 @@ def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | No
     estimator = model.estimator
     certificate, method = estimator.certificate_, str(estimator.method_)
     allowed = certificate.delta if delta is None else delta
+    # Of responses that were released before, the certificate is still that of their file.
+    source = certificate.artifact if isinstance(data.vault, ReleasedLabels) else None
     story = Story(
         data.name, data.label, data.classes or None, len(data), data.described, method, model.why, epsilon, allowed,
-        data.bounds,
+        data.bounds, source.sha256 if source else "",
     )  # fmt: skip
     settled = {**run, "method": method, **({"delta": allowed} if allowed > 0 else {})}
     described, tensors = model.parts()

@@ -31,6 +31,7 @@ from labeldp.results.card import (
     not_protected,
     number_words,
     promise,
+    released_words,
     render,
 )
 from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid, heat_table
@@ -87,6 +88,7 @@ def page(facts: Facts) -> str:
         read=facts.story.features[0] if facts.modality == "images" else plain,
         tiles=_tiles(facts),
         promise=promise_section(facts),
+        released=released_words(facts.story),
         ledger=ledger_section(facts),
         noise=noise_section(facts),
         quality=quality_section(facts),

@@ -249,3 +249,17 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
         assert labeldp(*shlex.split(command.replace("run.toml --out model", "run.toml --out again"))[1:]) == 0
     assert verify_folder(tmp_path / "again") == ()
     assert verify_folder(tmp_path / "model") == ()
+
+
+def test_weights_of_classes_are_declared_and_kept(place, tmp_path, capsys):
+    table, out = place / "t.csv", tmp_path / "model"
+    assert train(table, out, "--id", "id", "--class-weight", f"{SECRET}=1e6", "--quiet") == 0
+    assert verify_folder(out) == ()
+    assert f"Probabilities are weighted by what was declared ({SECRET} 1e+06)" in (out / "model_card.md").read_text()
+    assert labeldp("predict", out, place / "open.csv", "--out", tmp_path / "p.csv") == 0
+    assert sum(row["prediction"] == SECRET for row in read_rows(tmp_path / "p.csv")) > 180
+    assert labeldp("train", "--config", out / "config.toml", "--out", tmp_path / "again", "--dry-run") == 0
+    capsys.readouterr()
+    for wrong in ("balanced", f"{SECRET}=0", "other=2", f"{SECRET}=many"):
+        assert train(table, tmp_path / "none", "--id", "id", "--class-weight", wrong) == 2
+        assert "is a query that nobody paid for" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from labeldp.results import folder as folders
-from labeldp.results.folder import ArtifactError, drafting, read
+from labeldp.results.folder import ArtifactError, RunFolder, drafting, read
 from tests.results.resulthelp import result
 
 
@@ -157,3 +157,16 @@ def test_what_is_no_result_is_refused(tmp_path):
     (tmp_path / "certificate.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(ArtifactError, match=r"certificate\.json"):
         read(tmp_path)
+
+
+def test_a_dry_run_leaves_what_a_stopped_run_has_paid_for(tmp_path):
+    kept = tmp_path / ".model.run"
+    stopped = RunFolder(tmp_path / "model")
+    (stopped.of({"epsilon": 1.0}) / "responses.counter").write_text("bound\n1\n1\n")
+    stopped.__exit__(KeyboardInterrupt)
+    with RunFolder(tmp_path / "model"):
+        pass
+    assert (kept / "responses.counter").is_file()
+    with RunFolder(tmp_path / "model") as run:
+        run.of({"epsilon": 1.0})
+    assert not kept.exists()
