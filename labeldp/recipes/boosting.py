@@ -14,7 +14,7 @@ to F others, and moves the histograms by √(2F). They are one moment of 0/1 fea
 advance, and μ² = Σ μ_r². Which columns and splits a round takes is drawn at random, by how much the trees so far have
 gained from a column; that is post-processing.
 
-When it helps: docs/recipes.md has measurements.
+When it helps: between what one moment and what responses are good for, which is not often; docs/recipes.md has figures.
 """
 
 from __future__ import annotations
