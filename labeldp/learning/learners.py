@@ -24,6 +24,7 @@ true labels plus a constant.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -89,11 +90,13 @@ class Candidate:
         name: with its settings, in words.
         likelihood: L, the mean log-likelihood of held-out responses.
         refit: fits it to all responses.
+        again: searches the settings of its kind anew, for another task.
     """
 
     name: str
     likelihood: float
     refit: Callable[[], Learnt]
+    again: Callable[[Task], Candidate]
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +236,7 @@ def kernel(task: Task, seed: int, cosines: int) -> Candidate:
 
     judged = task.judged(replace(best.kernel, weight=scale * best.kernel.weight).logits)
     shape = f"kernel of width {best.width:.2g}, " if cosines else "linear, "
-    return Candidate(f"{shape}ridge {best.ridge:.2g}", judged, refit)
+    return Candidate(f"{shape}ridge {best.ridge:.2g}", judged, refit, lambda other: kernel(other, seed, cosines))
 
 
 def _best(task: Task, targets: Tensor, numbers: npt.NDArray[np.intp], weights: Tensor, widths: Sequence[float],
@@ -323,7 +326,8 @@ def boosting(task: Task, seed: int, settings: dict[str, Any]) -> Candidate:
         return Trees(Forest.from_boosting(whole.fit(task.rows.cpu().numpy(), task.private.hard())), unmix)
 
     leaves, rate = settings["max_leaf_nodes"], settings["learning_rate"]
-    return Candidate(f"{iterations} rounds of trees with {leaves} leaves at rate {rate:g}", likelihood, refit)
+    name = f"{iterations} rounds of trees with {leaves} leaves at rate {rate:g}"
+    return Candidate(name, likelihood, refit, lambda other: boosting(other, seed, settings))
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +349,8 @@ class Own:
 def own(task: Task, learner: Learner) -> Candidate:
     """Judge a copy of the user's learner; another copy is fitted to all rows."""
     judged = task.judged(taught(learner, *task.chosen(task.learning)).logits)
-    return Candidate(repr(learner), judged, lambda: taught(learner, task.rows, task.private))
+    refit = functools.partial(taught, learner, task.rows, task.private)
+    return Candidate(repr(learner), judged, refit, lambda other: own(other, learner))
 
 
 def taught(learner: Learner, rows: Tensor, private: NoisyLabels) -> Own:

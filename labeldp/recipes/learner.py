@@ -10,9 +10,10 @@ One query of every row is all that is paid for; what comes after the first arrow
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor
 
 from labeldp.core.vault import LabelVault
-from labeldp.learning.learners import Learnt, Task, choose, own, taught
+from labeldp.features.kernels import standardiser
+from labeldp.learning.learners import Candidate, Learnt, Task, choose, own, taught
 from labeldp.learning.progress import Progress, Report
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes.arguments import check_inputs, checked
@@ -29,6 +31,24 @@ from labeldp.releases import NoisyLabels
 
 # Rows on which a learner is tried before anything is spent: enough for most leaves and neighbourhoods.
 _TRIAL_ROWS = 200
+
+
+class View(NamedTuple):
+    """Which features learners see, (c,), and the factor on each, (c,)."""
+
+    columns: Tensor
+    scale: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return what they see, (n, c)."""
+        return features.to(self.scale)[:, self.columns] * self.scale
+
+
+def seen_by_learners(features: Tensor, columns: npt.ArrayLike | None) -> View:
+    """Return a view of these columns, all when None; those that are not zeros and ones are scaled to variance 1."""
+    chosen = torch.arange(features.shape[1]) if columns is None else torch.from_numpy(np.array(columns, dtype=np.int64))
+    place = chosen.to(features.device)
+    return View(place, standardiser(features[:, place].float()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +72,7 @@ class Taught:
 
     def logits(self, features: Tensor) -> Tensor:
         """Return log P(class | row) up to a constant of the row, (n, K)."""
-        return self.learnt.logits(features.to(self.scale)[:, self.columns] * self.scale)
+        return self.learnt.logits(View(self.columns, self.scale)(features))
 
     def probabilities(self, features: Tensor) -> Tensor:
         """Return P(class | row), (n, K)."""
@@ -88,30 +108,39 @@ def train(
     >>> found.probabilities(torch.tensor([[1.0, 1.0], [-1.0, 1.0]])).argmax(dim=1)
     tensor([1, 0])
     """
-    begun, classes = time.perf_counter(), vault.num_classes
     check_inputs(features, vault)
-    chosen = torch.arange(features.shape[1]) if columns is None else torch.from_numpy(np.array(columns, dtype=np.int64))
-    seen = features[:, chosen.to(features.device)].float()
-    spread, marks = seen.std(dim=0, correction=0), ((seen == 0) | (seen == 1)).all(dim=0)
-    scale = torch.where(marks | (spread < 1e-6), 1.0, 1.0 / spread)
-    rows = seen * scale
+    view = seen_by_learners(features, columns)
     given = learner if isinstance(learner, list | tuple) else () if learner is None else (learner,)
     if learner is not None and not given:
         raise ValueError(f"learner={learner!r} is empty; give a classifier, a list of them, or None")
     for one in given:
-        check_learner(one, rows, classes)
-    private = release_labels(vault, RandomizedResponse(epsilon, classes), kept=in_folder(folder, "responses.npz"))
+        check_learner(one, view(features), vault.num_classes)
+    mechanism = RandomizedResponse(epsilon, vault.num_classes)
+    private = release_labels(vault, mechanism, kept=in_folder(folder, "responses.npz"))
     if len(given) == 1:
-        return Taught(chosen.to(rows.device), scale, taught(given[0], rows, private), repr(given[0]), ())
-    task, found = Task.split(rows, private, seed), []
-    for candidate in choose(task, seed) if learner is None else (own(task, one) for one in given):
+        return Taught(*view, taught(given[0], view(features), private), repr(given[0]), ())
+    return teach(features, private, view, given, seed, report)[0]
+
+
+def teach(
+    features: Tensor, private: NoisyLabels, view: View, given: Sequence[Any], seed: int, report: Report | None
+) -> tuple[Taught, Candidate]:
+    """Return what the learner that predicts held-out responses best learns from all, and how it was found.
+
+    Args:
+        features: public, (n, p), of the rows that responded.
+        given: the learners; those built in when empty.
+    """
+    begun, found = time.perf_counter(), []
+    task = Task.split(view(features), private, seed)
+    for candidate in (own(task, one) for one in given) if given else choose(task, seed):
         found.append(candidate)
         if report is not None:
             told = f"{candidate.name}: held-out log-likelihood {candidate.likelihood:.5f}"
             report(Progress("learner", told, time.perf_counter() - begun))
     best = max(found, key=lambda candidate: candidate.likelihood)
     judged = tuple((candidate.name, candidate.likelihood) for candidate in found)
-    return Taught(chosen.to(rows.device), scale, best.refit(), best.name, judged)
+    return Taught(*view, best.refit(), best.name, judged), best
 
 
 def check_learner(learner: Any, rows: Tensor, classes: int) -> None:

@@ -1,0 +1,79 @@
+"""The one-shot moment on features that see interactions: random cosines of the columns beside the columns.
+
+As `one_shot`, but for the features: `labeldp.features.kernels` puts D random cosines beside them, so that a linear head
+on one noisy moment learns what columns say together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy.typing as npt
+from torch import Tensor
+
+from labeldp.core.vault import LabelVault
+from labeldp.features.kernels import Cosines, random_cosines
+from labeldp.learning.progress import Report
+from labeldp.learning.tuning import tune
+from labeldp.recipes import one_shot
+from labeldp.recipes.arguments import checked
+from labeldp.recipes.one_shot import OneShot, Tune, check_features
+
+COSINES, WIDTH = 800, 1.2
+
+
+@dataclass(frozen=True, eq=False)
+class Lifted:
+    """A head on features and their cosines. Holds no label; may be kept and published.
+
+    Args:
+        lift: from features to what the head sees.
+        shot: the head.
+    """
+
+    lift: Cosines
+    shot: OneShot
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return scores whose softmax are honest probabilities, (n, K)."""
+        return self.shot.logits(self.lift(features))
+
+
+@checked
+def train(
+    features: Tensor,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float,
+    tune: Tune = tune,
+    columns: npt.ArrayLike | None = None,
+    cosines: int = COSINES,
+    width: float = WIDTH,
+    seed: int = 0,
+    folder: Path | None = None,
+    report: Report | None = None,
+) -> Lifted:
+    """Draw cosines, then tune, release one moment and solve the head: (`epsilon`, `delta`) in all.
+
+    Args:
+        features, epsilon, delta, tune, folder, report: as for `one_shot.train`.
+        columns: numbers of the features in the kernel, which say everything once; all when None.
+        cosines: how many.
+        width: of the kernel, in median distances of two rows.
+        seed: of the cosines; public.
+
+    >>> import torch
+    >>> x = torch.randn(6000, 3, generator=torch.Generator().manual_seed(0))
+    >>> label = (x[:, 0] * x[:, 1] > 0).long()
+    >>> found = train(x, LabelVault(label, num_classes=2), epsilon=1.0, delta=1e-6)
+    >>> bool((found.logits(x).argmax(dim=1) == label).float().mean() > 0.8)
+    True
+    """
+    check_features(features, vault)
+    lift = random_cosines(features, cosines, columns=columns, width=width, seed=seed)
+    shot = one_shot.train(
+        lift(features), vault, epsilon=epsilon, delta=delta, tune=tune, folder=folder, report=report
+    )  # fmt: skip
+    return Lifted(lift, shot)

@@ -1,0 +1,198 @@
+"""Let some rows decide what is asked of the others: one noisy moment, or a response of every row.
+
+Which of the two teaches more depends on the table, and no formula knows the table. So a pilot, rows drawn at random
+without labels, responds first, at the whole ε, and the learner that predicts its responses best is taken for the truth
+(parametric bootstrap; Efron 1979):
+
+    1. labels of all rows are drawn from what the pilot taught
+    2. both ways are played on them, with noise as large as it would be: how often is each right?
+    3. the better one is asked of the other rows, at the whole ε: their responses, which join the pilot's, so that
+       nothing is lost; or a moment on features with cosines, tuned on the labels of step 1
+
+A row pays once: those of the pilot for their responses, all others for what was chosen. Given what the pilot released,
+the second query concerns other rows, and a replaced label is in one of the two (parallel composition): (ε, δ) in all.
+Steps 1 and 2 are post-processing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Generator, Tensor
+
+from labeldp.atomic import replacing
+from labeldp.core.events import PureDP
+from labeldp.core.vault import LabelVault
+from labeldp.features.kernels import random_cosines
+from labeldp.learning.learners import Candidate, Task
+from labeldp.learning.progress import Report
+from labeldp.learning.tuning import Stage, Tuning, tune
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.recipes import one_shot
+from labeldp.recipes.arguments import checked
+from labeldp.recipes.kept import check_affordable, in_folder, release_labels
+from labeldp.recipes.learner import Taught, View, seen_by_learners, teach
+from labeldp.recipes.one_shot import HEADS, Clock, check_features, event_of, noise_by_width, noise_for
+from labeldp.recipes.one_shot_kernel import COSINES, WIDTH, Lifted
+from labeldp.recipes.worth import response_labels
+from labeldp.releases import NoisyLabels
+
+# Clean labels per class that a pilot's responses should be worth, and the least and largest share of rows for that.
+_ENOUGH, _LEAST_SHARE, _MOST_SHARE = 250.0, 0.1, 0.3
+# Rows on which both ways are played, sets of labels drawn for the moment, and the rows held out of the responses.
+_PLAYED, _SETS, _HELD_OUT = 12_000, 3, 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """What was learnt, and how it was decided what to learn from.
+
+    Args:
+        found: a learner taught by responses of all rows, or a head on a moment of those outside of the pilot.
+        pilot: how many rows were in the pilot.
+        moment, responses: how often each way is right, as played on labels drawn from what the pilot taught.
+    """
+
+    found: Taught | Lifted
+    pilot: int
+    moment: float
+    responses: float
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return scores whose softmax are probabilities, (n, K)."""
+        return self.found.logits(features)
+
+    @property
+    def reason(self) -> str:
+        """Return the evidence in words."""
+        kinds = "a response of every row", "one noisy moment"
+        taken, other = kinds if isinstance(self.found, Taught) else kinds[::-1]
+        return (
+            f"{self.pilot:,} rows responded first. On labels drawn from what they taught, a moment was right on "
+            f"{self.moment:.1%} of the rows and responses on {self.responses:.1%}, so the others were asked for {taken} "
+            f"and not for {other}."
+        )
+
+
+@checked
+def train(
+    features: Tensor,
+    vault: LabelVault,
+    *,
+    epsilon: float,
+    delta: float,
+    columns: npt.ArrayLike | None = None,
+    share: float | None = None,
+    seed: int = 0,
+    folder: Path | None = None,
+    report: Report | None = None,
+) -> Decided:
+    """Draw the pilot's responses, decide, ask the other rows, learn: (`epsilon`, `delta`) in all.
+
+    Args:
+        features: public, (n, p), in the vault's order.
+        columns: numbers of the features that say everything once: what learners and the kernel see; all when None.
+        share: of the rows in the pilot; None for as many as ε needs, from a tenth to three.
+        seed: of the pilot and of all that is played; public.
+        folder: keeps releases and the decision, so that a killed run goes on and draws nothing twice.
+        report: gets every step.
+
+    >>> x = torch.randn(4000, 3, generator=Generator().manual_seed(0))
+    >>> label = (x[:, 0] * x[:, 1] > 0).long()
+    >>> vault = LabelVault(label, num_classes=2)
+    >>> found = train(x, vault, epsilon=2.0, delta=1e-6)
+    >>> bool((found.logits(x).argmax(dim=1) == label).float().mean() > 0.9), vault.certificate(1e-6).epsilon <= 2.0
+    (True, True)
+    """
+    check_features(features, vault)
+    if share is not None and not 0 < share < 1:
+        raise ValueError(f"share={share} is not a share of the rows; give a number above 0 and below 1, or None")
+    clock, classes = Clock(report), vault.num_classes
+    if share is None:
+        worth = response_labels(len(vault), classes, epsilon) / classes
+        share = min(_MOST_SHARE, max(_LEAST_SHARE, _ENOUGH / worth))
+    order = torch.randperm(len(vault), generator=Generator().manual_seed(seed)).numpy()
+    cut = min(len(order) - 1, max(1, round(share * len(order))))
+    pilot, rest = np.sort(order[:cut]), np.sort(order[cut:])
+    noise, asked = noise_for(epsilon, delta), in_folder(folder, "pilot.npz")
+    # Whichever is chosen later, it must be affordable now.
+    for event in (event_of(noise), PureDP(epsilon)):
+        check_affordable(vault, (PureDP(epsilon), pilot, asked), (event, rest, None))
+    mechanism, view = RandomizedResponse(epsilon, classes), seen_by_learners(features, columns)
+    private = release_labels(vault, mechanism, pilot, asked)
+    known, how = teach(features[torch.from_numpy(pilot).to(features.device)], private, view, (), seed, report)
+    lift = random_cosines(features, COSINES, columns=columns, width=WIDTH, seed=seed)
+    others = torch.from_numpy(rest).to(features.device)
+    played = functools.partial(_moment_played, known, features[others], noise_by_width(noise), seed)
+    file = in_folder(folder, "decision.json")
+    tuned: Tuning | None = None
+    if file is not None and file.exists():
+        moment, responses = json.loads(file.read_text(encoding="utf-8"))
+    else:
+        tuned, moment = played(lift(features[others]))
+        responses = _responses_played(features, known, how, view, len(vault), epsilon, seed)
+        if file is not None:
+            with replacing(file) as draft:
+                draft.write_text(json.dumps([moment, responses]), encoding="utf-8")
+    clock("pilot", f"a moment would be right on {moment:.1%} of rows drawn from its model, responses on {responses:.1%}")
+    if responses >= moment:
+        more = release_labels(vault, mechanism, rest, in_folder(folder, "responses.npz"))
+        together = np.empty(len(vault), dtype=more.responses.dtype)
+        together[pilot], together[rest] = private.responses, more.responses
+        found, _ = teach(features, NoisyLabels(mechanism, together), view, (), seed, report)
+        return Decided(found, cut, moment, responses)
+    seen = lift(features[others])
+    if tuned is None:
+        tuned, _ = played(seen)
+    settled = tuned
+    shot = one_shot.train(
+        seen, vault.part(rest), epsilon=epsilon, delta=delta, tune=lambda *_, **__: settled, folder=folder, report=report
+    )  # fmt: skip
+    return Decided(Lifted(lift, shot), cut, moment, responses)
+
+
+def _moment_played(
+    known: Taught, features: Tensor, noise: Callable[[int], float], seed: int, seen: Tensor
+) -> tuple[Tuning, float]:
+    """Tune on labels drawn from what is known; return the plan, and how often its head is right on held-out rows."""
+    likely, generator = known.probabilities(features).double(), Generator().manual_seed(seed)
+    drawn = [torch.multinomial(likely.cpu(), 1, generator=generator)[:, 0] for _ in range(_SETS)]
+    stage = Stage(seen, likely.shape[1], rows=_PLAYED, seed=seed, labels=drawn)
+    found = tune(seen, likely.shape[1], noise, heads=HEADS, draws=1, stage=stage)
+    held = likely[stage.held.to(likely.device)]
+    right = [
+        np.mean([float(held.gather(1, scores.argmax(dim=1, keepdim=True)).mean()) for scores, _ in played])
+        for played in (stage.play(found.plan, head, noise, 1) for head in HEADS)
+    ]
+    return found, float(max(right))
+
+
+def _responses_played(
+    features: Tensor, known: Taught, how: Candidate, view: View, rows: int, epsilon: float, seed: int
+) -> float:
+    """Return how often a learner of this kind is right, where rows respond with labels drawn from what is known.
+
+    On fewer rows than there are, which respond with less noise: as many clean labels are in their responses.
+    """
+    order = torch.randperm(len(features), generator=Generator().manual_seed(seed + 1))[:_PLAYED].to(features.device)
+    held = max(1, round(_HELD_OUT * len(order)))
+    likely = known.probabilities(features[order]).double()
+    classes, chance = likely.shape[1], np.random.default_rng(seed)
+    generator = Generator().manual_seed(seed + 1)
+    drawn = torch.multinomial(likely[held:].cpu(), 1, generator=generator)[:, 0].numpy()
+    # P(response = label) − P(response = another class): e^ε − 1 over e^ε + K − 1.
+    signal = math.expm1(epsilon) / (math.expm1(epsilon) + classes)
+    signal = min(0.99, signal * math.sqrt(rows / len(drawn)))
+    responded = np.where(chance.random(len(drawn)) < signal, drawn, chance.integers(0, classes, len(drawn)))
+    channel = RandomizedResponse(math.log1p(classes * signal / (1 - signal)), classes)
+    seen = view(features[order])
+    learnt = how.again(Task.split(seen[held:], NoisyLabels(channel, responded), seed)).refit()
+    return float(likely[:held].gather(1, learnt.logits(seen[:held]).argmax(dim=1, keepdim=True)).mean())
