@@ -173,3 +173,14 @@ def test_a_column_without_a_number_has_one_bin():
 def test_bad_limits_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         Table(**settings).fit((np.zeros((3, 1)), np.empty((3, 0), "U1")))
+
+
+def test_plain_features_are_those_of_a_map_without_bins_and_steps():
+    chance = np.random.default_rng(0)
+    numeric = chance.normal(size=(50, 2))
+    numeric[::9, 1] = np.nan
+    inputs = numeric, chance.choice(["a", "b", "c"], size=(50, 1))
+    whole, bare = Table(bins=8, steps=4).fit(inputs), Table().fit(inputs)
+    assert torch.equal(whole.features(inputs)[:, whole.plain], bare.features(inputs))
+    turned = Table(bins=8, dims=3).fit(inputs)
+    assert turned.plain.tolist() == [0, 1, 2]
