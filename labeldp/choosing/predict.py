@@ -17,7 +17,7 @@ from functools import lru_cache
 from importlib.resources import files
 from statistics import median
 
-from labeldp.recipes.catalogue import BY_KEY, RANKED, Recipe
+from labeldp.recipes.catalogue import BY_KEY, ON_TABLES, RANKED, Recipe
 from labeldp.recipes.worth import Case
 
 NEEDS_DELTA = "needs delta > 0"
@@ -297,9 +297,12 @@ def _by_results(case: Case, epsilon: float, device: str, hours: float, found: Se
 
 
 def _by_worth(case: Case, epsilon: float, device: str, hours: float) -> tuple[Ranked, ...]:
-    """Return every recipe, most clean labels first, less what formulas overrate; the simpler one of two alike."""
+    """Return every recipe, most clean labels first, less what formulas overrate; the simpler one of two alike.
+
+    On tables the first is the one that was measured to lead on such ones, where there is one.
+    """
     ranked = []
-    for recipe in RANKED:
+    for recipe in (*RANKED, *(ON_TABLES if case.modality == "table" else ())):
         seconds = None
         if case.modality == "table" and device == "cpu" and recipe.table_seconds is not None:
             # Rough time on one core, where it was measured.
@@ -310,7 +313,9 @@ def _by_worth(case: Case, epsilon: float, device: str, hours: float) -> tuple[Ra
     worth = {r.recipe: r.clean_labels * (1.0 if BY_KEY[r.recipe].learner == "head" else _OF_FORMULA) for r in ranked}
     free = [one for one in ranked if not one.obstacle]
     enough = max((worth[one.recipe] for one in free), default=0.0) * 0.9
-    first = next((one for one in free if worth[one.recipe] >= enough), ranked[0])
+    leading = (one for one in free if (leads := BY_KEY[one.recipe].leads) is not None and leads(case, epsilon))
+    simplest = next((one for one in free if worth[one.recipe] >= enough), ranked[0])
+    first = next(leading, simplest)
     rest = sorted((one for one in ranked if one is not first), key=lambda r: (bool(r.obstacle), -worth[r.recipe]))
     return (first, *rest)
 

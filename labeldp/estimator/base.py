@@ -45,6 +45,7 @@ from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
 from labeldp.recipes.one_shot import MOST_CELLS
+from labeldp.recipes.pilot import Decided
 from labeldp.results.evaluation import Evaluation
 
 # Rows of which features are found where there are many more, and rows that are read at a time.
@@ -77,6 +78,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     report: Any
     method_: str
     choice_: Choice | None
+    evidence_: str
     certificate_: Certificate
     evaluation_: Evaluation | None
     n_features_in_: int
@@ -176,7 +178,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         made = "" if coded is None else ", made as they are needed"
         reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
         training = vault
-        if held is not None:
+        if held is not None and isinstance(vault, LabelVault):
             others = np.setdiff1d(np.arange(rows), held)
             training, same = vault.part(others, vault.budget), shown is seen
             seen = _rows_of(seen, others)
@@ -189,10 +191,18 @@ class LabelDPEstimator(BaseEstimator, ABC):
             self.learner, columns, getattr(self, "class_weight", None) is not None,
         )  # fmt: skip
         recipe = BY_KEY[self.method_]
+        if recipe.apart and isinstance(training, LabelVault) and not spending.pay_apart(training):
+            raise ValueError(
+                f"method={recipe.key!r} asks some rows for one thing and the others for another, and the store charges "
+                "all of them together (a part of a data set, or ids that repeat), so that each would pay twice; choose "
+                "another method"
+            )
         with public_seed(seed):
-            self._predictor = predictor_of(run(recipe, job, self._task), self.model is not None)
+            found = run(recipe, job, self._task)
+        self._predictor = predictor_of(found, self.model is not None)
+        self.evidence_ = found.reason if isinstance(found, Decided) else ""
         self.evaluation_ = None
-        if held is not None:
+        if held is not None and isinstance(vault, LabelVault):
             reporter.phase("evaluation", f"{len(held):,} rows set aside")
             self._evaluate(take_rows(inputs, held), vault.part(held, vault.budget), epsilon)
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
@@ -265,9 +275,14 @@ class LabelDPEstimator(BaseEstimator, ABC):
             modality="images" if self._layout is None and self._task == "classes" else "table",
             device=seen.device.type, rows_per_user=int(vault.users.sizes.max()) if by_user else None,
         )  # fmt: skip
+        released, coded = isinstance(vault, ReleasedLabels), isinstance(seen, Coded)
+        # Rows that pay together cannot be asked different things; responses are no way to a rare class.
+        together = isinstance(vault, LabelVault) and not by_user and not spending.pay_apart(vault)
+        weighted = getattr(self, "class_weight", None) is not None and not (released or by_user)
         for one in choice.ranking:
             recipe = BY_KEY[one.recipe]
-            fits = (recipe.released or not isinstance(vault, ReleasedLabels)) and (recipe.users or not by_user)
+            fits = (recipe.released or not released) and (recipe.users or not by_user) and (recipe.coded or not coded)
+            fits = fits and not (recipe.apart and (together or weighted)) and not (weighted and recipe.per_row)
             if fits and (self.model is None or recipe.network) and not one.obstacle:
                 return choice, recipe.key
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.features.extract import FeatureMap, RawMap, Scaling
+from labeldp.features.kernels import Cosines
 from labeldp.features.patches import PatchMap
 from labeldp.features.tables import Coded, TableMap
 from labeldp.learning.learners import Kernel, Trees
@@ -27,6 +28,8 @@ from labeldp.recipes.boosting import Boosted
 from labeldp.recipes.distil import LinearStudent
 from labeldp.recipes.learner import Taught
 from labeldp.recipes.one_shot import OneShot
+from labeldp.recipes.one_shot_kernel import Lifted
+from labeldp.recipes.pilot import Decided
 
 FORMAT = "labeldp-estimator/1"
 Config = dict[str, Any]
@@ -100,6 +103,24 @@ class HeadPredictor:
         """Return the head of these parts."""
         mean, matrix, weight = (_tensor(arrays, f"head.{name}", device) for name in ("mean", "matrix", "weight"))
         return cls(Basis(mean, matrix, config["constant"], config["bound"]), weight)
+
+
+@dataclass(frozen=True, eq=False)
+class LiftedPredictor:
+    """The head of a moment of features and their cosines."""
+
+    lift: Cosines
+    head: HeadPredictor
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return t·Wφ."""
+        return torch.cat([self.head.logits(self.lift(part)) for part in rows.to(self.lift.turn).split(8192)])
+
+    def parts(self) -> tuple[Config, Arrays]:
+        """Return those of the head and the cosines'."""
+        config, arrays = self.head.parts()
+        cosines = {"cosines.turn": _numpy(self.lift.turn), "cosines.phases": _numpy(self.lift.phases)}
+        return {**config, "kind": "lifted", "plain": self.lift.plain, "waves": self.lift.waves}, {**arrays, **cosines}
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +220,10 @@ class ForestPredictor:
 
 def predictor_of(found: Any, own: bool) -> Predictor:
     """Return what predicts, from a recipe's result: a head, a head and its student, a learner, trees, or a network."""
+    if isinstance(found, Decided):
+        found = found.found
+    if isinstance(found, Lifted):
+        return LiftedPredictor(found.lift, HeadPredictor(found.shot.tuning.basis, found.shot.weight))
     if isinstance(found, Taught):
         return TaughtPredictor(found)
     if isinstance(found, Boosted):
@@ -216,6 +241,10 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
     match config["kind"]:
         case "head":
             return HeadPredictor.of(config, arrays, device)
+        case "lifted":
+            turn, phases = (_tensor(arrays, f"cosines.{name}", device) for name in ("turn", "phases"))
+            lift = Cosines(turn, phases, config["plain"], config["waves"])
+            return LiftedPredictor(lift, HeadPredictor.of(config, arrays, device))
         case "head and student":
             weight, bias = (_tensor(arrays, f"student.{name}", device) for name in ("weight", "bias"))
             return StudentPredictor(HeadPredictor.of(config, arrays, device), weight, bias, config["share"])

@@ -173,7 +173,9 @@ def checked_delta(delta: Any, rows: int, most: float | None) -> float:
     return float(delta)
 
 
-def limited(vault: LabelVault, epsilon: float, delta: Any, payer: Account | CountedFit | None) -> tuple[Any, float]:
+def limited(
+    vault: LabelVault, epsilon: float, delta: Any, payer: Account | CountedFit | None
+) -> tuple[LabelVault, float]:
     """Return a vault that holds a fit to ε and δ and is charged to the payer, and δ as it was settled."""
     allowed = None if payer is None or payer.budget is None else payer.budget.delta
     settled = checked_delta(delta, len(vault), allowed)

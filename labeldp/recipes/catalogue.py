@@ -21,11 +21,15 @@ from labeldp.recipes.worth import (
     Case,
     Worth,
     distance,
+    moment_leads,
+    of_either,
     of_gradients,
     of_moment,
     of_moment_then_responses,
     of_responses,
     of_votes,
+    pilot_pays,
+    responses_lead,
 )
 
 # A method that is not a recipe: the one that `choose` recommends.
@@ -105,6 +109,9 @@ class Recipe:
         stands_in: by modality ("" for all others), its place among those whose results stand in for any recipe's.
         table_seconds: of one core on tables, at the start and per row, where they were measured (Adult's columns).
         unfit: a modality on which it was measured and found to lose to simpler recipes.
+        leads: for recipes that `choose` ranks on tables only: (problem, ε) → whether it was measured to be the best for
+            such a table (benchmarks/tabular.py).
+        apart: whether it asks other things of some rows than of others, so that rows have to pay each for themselves.
         per_row: whether it releases a response for every row, and nothing else of the labels.
         released: whether it asks once for a response of every row and reads their channel off the release, so that it
             can learn from responses which were released before (`labeldp.data.released`).
@@ -132,6 +139,8 @@ class Recipe:
     stands_in: Settings = field(default_factory=dict, hash=False)
     table_seconds: tuple[float, float] | None = None
     unfit: str = ""
+    leads: Callable[[Case, float], bool] | None = field(default=None, hash=False)
+    apart: bool = False
     per_row: bool = False
     released: bool = False
     numbers_in_words: str = ""
@@ -221,6 +230,19 @@ RECIPES: tuple[Recipe, ...] = (
         },
     ),
     Recipe(
+        "one_shot+kernel", "releases one noisy moment of labels, public features and cosines of them, and solves a "
+        "head that sees what columns say together", "this library, docs/one_shot.md", classes="one_shot_kernel.train",
+        pure=False, network="", worth=of_moment(1.0), learner="head", kin="moment",
+        leads=moment_leads, table_seconds=(1.5, 3e-4),
+        self_tests={"": SelfTest(500, pure=False)},
+    ),
+    Recipe(
+        "pilot", "lets some rows respond first, who decide whether the others are asked for one noisy moment or for a "
+        "response each", "this library, docs/recipes.md", classes="pilot.train", pure=False, network="",
+        worth=of_either, learner="head", kin="moment", leads=pilot_pays, table_seconds=(5.0, 1e-3),
+        apart=True, self_tests={"": SelfTest(500, pure=False)},
+    ),
+    Recipe(
         "one_shot+linear", "hands what the head of one noisy moment knows to a linear layer on all features, which "
         "costs no further privacy", "this library, docs/one_shot.md", classes="distil.linear", pure=False, network="",
         worth=of_moment(1.0), learner="head", kin="moment", unfit="table", self_tests={"": SelfTest(500, pure=False)},
@@ -282,7 +304,8 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "rr+learner", "releases one randomized response of every row and teaches trees, kernels or any classifier, "
         "chosen on held-out responses", "this library, docs/estimators.md", classes="learner.train", network="",
-        learner="any", kin="responses", per_row=True,
+        learner="any", worth=of_responses(1.0), kin="responses", per_row=True, released=True, leads=responses_lead,
+        table_seconds=(3.0, 6e-4),
         # It remembers every response: nothing can show more.
         self_tests={"": SelfTest(2000, settings={"learner": Lazy("sklearn.neighbors.KNeighborsClassifier", (1,))})},
     ),
@@ -397,8 +420,9 @@ RECIPES: tuple[Recipe, ...] = (
     ),
 )  # fmt: skip
 BY_KEY: Mapping[str, Recipe] = MappingProxyType({recipe.key: recipe for recipe in RECIPES})
-# Those that `choose` compares.
-RANKED = tuple(recipe for recipe in RECIPES if recipe.worth is not None)
+# Those that `choose` compares, and those that it compares on tables besides.
+RANKED = tuple(recipe for recipe in RECIPES if recipe.worth is not None and recipe.leads is None)
+ON_TABLES = tuple(recipe for recipe in RECIPES if recipe.leads is not None)
 
 
 def keys(task: Task) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ def train(
     columns: npt.ArrayLike | None = None,
     cosines: int = COSINES,
     width: float = WIDTH,
+    weighted: bool = False,
     seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
@@ -58,7 +59,7 @@ def train(
     """Draw cosines, then tune, release one moment and solve the head: (`epsilon`, `delta`) in all.
 
     Args:
-        features, epsilon, delta, tune, folder, report: as for `one_shot.train`.
+        features, epsilon, delta, tune, weighted, folder, report: as for `one_shot.train`.
         columns: numbers of the features in the kernel, which say everything once; all when None.
         cosines: how many.
         width: of the kernel, in median distances of two rows.
@@ -74,6 +75,7 @@ def train(
     check_features(features, vault)
     lift = random_cosines(features, cosines, columns=columns, width=width, seed=seed)
     shot = one_shot.train(
-        lift(features), vault, epsilon=epsilon, delta=delta, tune=tune, folder=folder, report=report
+        lift(features), vault, epsilon=epsilon, delta=delta, tune=tune, weighted=weighted, folder=folder,
+        report=report,
     )  # fmt: skip
     return Lifted(lift, shot)

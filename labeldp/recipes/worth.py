@@ -201,6 +201,35 @@ def of_moment_then_responses(case: Case, epsilon: float) -> float:
     return min(float(case.num_rows), max(both))
 
 
+def of_either(case: Case, epsilon: float) -> float:
+    """Value the better of a moment and responses, whichever a pilot finds it to be."""
+    return max(of_moment(0.8)(case, epsilon), of_responses(1.0)(case, epsilon))
+
+
+def moment_leads(case: Case, epsilon: float) -> bool:
+    """Return whether one moment was measured to be ahead on such tables: responses would say next to nothing."""
+    return _many_rows(case) and case.delta > 0 and _responses_per_class(case, epsilon) < _PILOTED_LABELS
+
+
+def responses_lead(case: Case, epsilon: float) -> bool:
+    """Return whether responses were: nearly every one of them is right."""
+    return _many_rows(case) and response_labels(1, case.num_classes, epsilon) >= _CLEAR
+
+
+def pilot_pays(case: Case, epsilon: float) -> bool:
+    """Return whether only the table itself can tell, by a pilot."""
+    unclear = not (moment_leads(case, epsilon) or responses_lead(case, epsilon))
+    return _many_rows(case) and case.delta > 0 and unclear
+
+
+def _many_rows(case: Case) -> bool:
+    return case.modality == "table" and case.num_rows >= _PILOTED_ROWS
+
+
+def _responses_per_class(case: Case, epsilon: float) -> float:
+    return response_labels(case.num_rows, case.num_classes, epsilon) / case.num_classes
+
+
 def of_votes(case: Case, epsilon: float) -> float:
     """Value one noisy majority class per cluster."""
     return vote_labels(case.num_rows, case.num_classes, epsilon, case.clusters)
@@ -217,5 +246,8 @@ def of_gradients(of_nets: float, of_heads: float) -> Worth:
 
 # Shares of ε for the moment, as `one_shot_prior.tune_split` tries them.
 _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+# Rows and clean labels per class from which a pilot was right more often than formulas, and the share of a clean label
+# in a response from which responses were always ahead (benchmarks/tabular.py).
+_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR = 1000, 60.0, 0.8
 # LP-2ST does about as well as LP-1ST would with this many times the labels (experiments/results, ε = 1 and 2).
 PRIOR_GAIN = 1.3
