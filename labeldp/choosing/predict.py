@@ -311,11 +311,12 @@ def _by_worth(case: Case, epsilon: float, device: str, hours: float) -> tuple[Ra
         obstacle = _obstacle(recipe, case, seconds, hours)
         ranked.append(Ranked(recipe.key, _worth(recipe, case, epsilon), seconds=seconds, obstacle=obstacle))
     worth = {r.recipe: r.clean_labels * (1.0 if BY_KEY[r.recipe].learner == "head" else _OF_FORMULA) for r in ranked}
+    leading = [one for one in ranked if (leads := BY_KEY[one.recipe].leads) is not None and leads(case, epsilon)]
     free = [one for one in ranked if not one.obstacle]
-    enough = max((worth[one.recipe] for one in free), default=0.0) * 0.9
-    leading = (one for one in free if (leads := BY_KEY[one.recipe].leads) is not None and leads(case, epsilon))
-    simplest = next((one for one in free if worth[one.recipe] >= enough), ranked[0])
-    first = next(leading, simplest)
+    anywhere = [one for one in free if BY_KEY[one.recipe].leads is None]
+    enough = max((worth[one.recipe] for one in anywhere), default=0.0) * 0.9
+    first = next((one for one in anywhere if worth[one.recipe] >= enough), ranked[0])
+    first = next((one for one in leading if not one.obstacle), first)
     rest = sorted((one for one in ranked if one is not first), key=lambda r: (bool(r.obstacle), -worth[r.recipe]))
     return (first, *rest)
 

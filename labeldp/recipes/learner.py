@@ -117,6 +117,12 @@ def train(
         check_learner(one, view(features), vault.num_classes)
     mechanism = RandomizedResponse(epsilon, vault.num_classes)
     private = release_labels(vault, mechanism, kept=in_folder(folder, "responses.npz"))
+    if not isinstance(private.channel, RandomizedResponse):
+        # Only responses that were released before can be of another kind, and they cost nothing here.
+        raise ValueError(
+            f"the responses are of the kind {type(private.channel).__name__}, and learners take those of plain "
+            "randomized response, which treats all rows and classes alike; choose another method"
+        )
     if len(given) == 1:
         return Taught(*view, taught(given[0], view(features), private), repr(given[0]), ())
     return teach(features, private, view, given, seed, report)[0]
