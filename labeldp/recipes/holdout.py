@@ -41,7 +41,7 @@ def rows_set_aside(num_rows: int, holdout: Any, seed: int) -> RowIndex | None:
         seed: public.
 
     >>> rows_set_aside(10, 0.2, seed=0), rows_set_aside(999, None, seed=0), len(rows_set_aside(5000, None, seed=0))
-    (array([4, 6]), None, 500)
+    (array([6, 7]), None, 500)
     """
     if holdout is None:
         count = 0 if num_rows < FEWEST_ROWS else min(round(SHARE * num_rows), MOST_ROWS)

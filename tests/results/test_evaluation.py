@@ -98,16 +98,18 @@ def test_error_bars_hold():
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_error_bars_hold_in_95_of_100_cases(epsilon):
-    """1,000 runs: the share has a deviation of 0.7 points; within 93 and 97, less or plus three deviations."""
+    """1,000 runs: the share has a deviation of 0.7 points."""
     found = covered(epsilon, 1000)
-    assert all(0.93 - 0.012 <= share <= 0.97 + 0.012 for share in found.values()), found
-    assert 0.93 <= found["accuracy"] <= 0.97
+    assert all(0.93 <= share <= 0.97 for share in found.values()), found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_error_bars_of_numbers_hold(epsilon):
-    """1,000 runs. Noise that is taken for a few large errors makes error bars a little wide."""
+    """1,000 runs. Counts without negative ones hold a few large errors that are noise, so error bars are a little wide.
+
+    At ε = 2 they hold in up to 97.4 of 100 cases; simulated from the true counts instead, in 95.3 to 95.9.
+    """
     levels, labels = flats(np.random.default_rng(99), 400_000)
     truth = measured_numbers(levels * 1.0, labels * 1.0)
     rng, held = np.random.default_rng(5), {name: [] for name in truth if name != "rows"}
