@@ -46,7 +46,7 @@ from labeldp.recipes.worth import response_labels
 from labeldp.releases import NoisyLabels
 
 # Clean labels per class that a pilot's responses should be worth, and the least and largest share of rows for that.
-_ENOUGH, _LEAST_SHARE, _MOST_SHARE = 250.0, 0.1, 0.3
+_ENOUGH, _LEAST_SHARE, _MOST_SHARE = 200.0, 0.1, 0.2
 # Points by which what is played flatters responses, and the share of a clean label in one up to which it does.
 _FLATTERED, _LITTLE = 0.015, 0.27
 # Rows on which both ways are played, sets of labels drawn for the moment, and the rows held out of the responses.
@@ -102,7 +102,7 @@ def train(
     Args:
         features: public, (n, p), in the vault's order.
         columns: numbers of the features that say everything once: what learners and the kernel see; all when None.
-        share: of the rows in the pilot; None for as many as ε needs, from a tenth to three.
+        share: of the rows in the pilot; None for as many as ε needs, from a tenth to a fifth.
         seed: of the pilot and of all that is played; public.
         folder: keeps releases and the decision, so that a killed run goes on and draws nothing twice.
         report: gets every step.

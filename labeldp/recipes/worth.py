@@ -248,6 +248,6 @@ def of_gradients(of_nets: float, of_heads: float) -> Worth:
 _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # Rows and clean labels per class from which a pilot was right more often than formulas, and the share of a clean label
 # in a response from which responses were always ahead (benchmarks/tabular.py).
-_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR = 1000, 60.0, 0.8
+_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR = 1000, 200.0, 0.8
 # LP-2ST does about as well as LP-1ST would with this many times the labels (experiments/results, ε = 1 and 2).
 PRIOR_GAIN = 1.3

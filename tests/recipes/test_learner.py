@@ -86,7 +86,7 @@ def test_boosters_of_others(package, name):
         (LogisticRegression(C=-1.0), "cannot be fitted to 200 rows and made-up classes 0 … 1, so nothing was spent"),
         (Narrow(), "predicts no probabilities of 2 classes"),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
 def test_a_learner_that_cannot_learn_is_refused_before_anything_is_spent(wrong, match):
     vault = LabelVault(LABELS, 2)
