@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, _clone_parametrized
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_n_features, check_is_fitted, validate_data
@@ -36,7 +37,9 @@ from labeldp.estimator.progress import Reporter
 from labeldp.estimator.serialise import Arrays, Config, Predictor, predictor_of
 from labeldp.features.extract import Extractor, FeatureMap, sample_rows
 from labeldp.features.patches import Patches
+from labeldp.features.sparse import Projected
 from labeldp.features.tables import Coded, Coder, Table, TableMap
+from labeldp.features.text import TableAndText, TableAndTextMap, Text
 from labeldp.mechanisms.users import UserVault
 from labeldp.recipes.catalogue import AUTO, BY_KEY, Task, find
 from labeldp.recipes.job import Job, public_seed, run
@@ -44,6 +47,8 @@ from labeldp.recipes.one_shot import MOST_CELLS
 
 # Rows of which features are found where there are many more, and rows that are read at a time.
 _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
+# Sparse rows of more columns, or of more cells in all, are projected; others are numbers like any.
+_WIDE, _MANY_CELLS = 512, 1 << 27
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
@@ -78,6 +83,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.string = True
+        tags.input_tags.sparse = True
         # Noise never comes from random_state, so two fits differ.
         tags.non_deterministic = True
         tags.target_tags.required = True
@@ -139,7 +145,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
         coded = self._coded(inputs, method, seed)
         read = self._read(inputs, reset=True) if coded is None else coded
-        rows = len(read[0]) if isinstance(read, tuple) else len(read)
+        rows = len(read[0]) if isinstance(read, tuple) else int(read.shape[0])
         if len(vault) != rows:
             raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
         if rows < self._fewest_rows:
@@ -179,9 +185,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
     def _choose(self, vault: LabelVault, seen: Tensor | Coded, epsilon: float, delta: float) -> tuple[Choice, str]:
         """Choose a recipe by public numbers: the best that trains the user's network, if any, and protects users."""
         width = seen.shape[1]
-        if isinstance(self._map, TableMap):
+        table = self._map.table if isinstance(self._map, TableAndTextMap) else self._map
+        if isinstance(table, TableMap):
             # Directions that the features offer: bins and steps of a number say the same as it does, and count as one.
-            again = sum(len(edges) + 1 for edges in self._map.edges) + sum(map(len, self._map.steps))
+            again = sum(len(edges) + 1 for edges in table.edges) + sum(map(len, table.steps))
             width = max(1, width - again)
         by_user = isinstance(vault, UserVault)
         choice = choose(
@@ -199,7 +206,15 @@ class LabelDPEstimator(BaseEstimator, ABC):
     # -- features ---------------------------------------------------------------------------------------------------
 
     def _read(self, inputs: Any, reset: bool) -> Any:
-        """Return features as the extractor takes them: (numeric, categorical), or a tensor of images."""
+        """Return features as the extractor takes them: (numeric, categorical), with prose third where there is some; a
+        tensor of images; or wide sparse rows."""
+        if issparse(inputs):
+            checked = cast("Any", validate_data)(self, inputs, accept_sparse="csr", dtype="numeric", reset=reset)
+            if checked.shape[1] > _WIDE or checked.shape[0] * checked.shape[1] > _MANY_CELLS:
+                self._layout = Layout(()) if reset else self._layout
+            if self._layout == Layout(()):
+                return checked
+            inputs = checked.toarray()
         if isinstance(inputs, Tensor):
             inputs = inputs.detach().cpu().numpy()
         if is_frame(inputs):
@@ -213,7 +228,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 cast("Any", validate_data)(self, inputs, dtype=None, ensure_all_finite=False, reset=reset)
             )
         if reset or self._layout is None:
-            self._layout = Layout.of(read)
+            self._layout = Layout.of(read, prose=self.features is None)
         return self._layout.split(read)
 
     def _named(self, frame: Any, reset: bool) -> Any:
@@ -258,6 +273,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
     def _fit_features(self, inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
         """Fit the extractor to public features; return what heads and networks see."""
         usual: Extractor = Patches(seed=seed) if self._layout is None else Table(**_TABLE, seed=seed)
+        if issparse(inputs):
+            usual = Projected(seed=seed)
+        elif isinstance(inputs, tuple) and len(inputs) > 2:
+            usual = TableAndText(Table(**_TABLE, seed=seed), Text(seed=seed))
         extractor = usual if self.features is None else self.features
         self._map = extractor.fit(inputs, None if self.device is None else torch.device(self.device))
         return self._encode(inputs)
@@ -272,6 +291,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if not able or self.features is not None or not comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
             return None
         some = self._read(take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy()), reset=True)
+        if len(some) > 2:
+            return None
         place = None if self.device is None else torch.device(self.device)
         self._map = found = Table(**_TABLE, seed=seed).fit(some, place)
         if len(inputs) * found.dim <= MOST_CELLS:
@@ -292,6 +313,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if hasattr(self, "feature_names_in_"):
             fitted["names"] = list(self.feature_names_in_)
         kinds = {} if self._layout is None else {"numeric": list(self._layout.numeric)}
+        if self._layout is not None and self._layout.prose:
+            kinds["prose"] = list(self._layout.prose)
         whole = {"format": serialise.FORMAT, "kind": self._kind, **fitted, **kinds, **self._own_parts()}
         return {**whole, "map": map_config, "predictor": config}, {**map_arrays, **arrays}
 
@@ -317,7 +340,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         made.method_, made.n_features_in_, made.choice_ = config["method"], config["features_in"], None
         if "names" in config:
             made.feature_names_in_ = np.asarray(config["names"], dtype=object)
-        made._layout = Layout(tuple(config["numeric"])) if "numeric" in config else None
+        prose = tuple(config.get("prose", ()))
+        made._layout = Layout(tuple(config["numeric"]), prose) if "numeric" in config else None
         made._map = serialise.map_from_parts(config["map"], arrays, place)
         made._predictor = serialise.predictor_from_parts(config["predictor"], arrays, model, place)
         if certificate is not None:
