@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import click
 
 from labeldp.atomic import Room
 from labeldp.cli.budget import store_of
+from labeldp.cli.columns import listing, summary, table_file, with_columns
 from labeldp.cli.keys import signing_key, with_signature
 from labeldp.cli.options import (
     DELTA,
@@ -56,7 +57,7 @@ Report = Callable[[Any], None]
               f"number: {' or '.join(keys('numbers'))}.")  # fmt: skip
 @click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
               "with.")  # fmt: skip
-@click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")
+@with_columns
 @with_rows
 @click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
@@ -82,6 +83,10 @@ def train(
     method: str,
     test: Path | None,
     drop: tuple[str, ...] | None,
+    number: tuple[str, ...] | None,
+    category: tuple[str, ...] | None,
+    text: tuple[str, ...] | None,
+    date: tuple[str, ...] | None,
     user: str | None,
     id_column: str | None,
     delimiter: str | None,
@@ -96,9 +101,10 @@ def train(
 ) -> None:
     """Train a model on secret labels and write it to a folder, with its certificate.
 
-    TABLE is a Parquet or CSV file with one row per label, or the name of a data set: adult, or images found through
-    LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100, cinic10). Every other column is a public feature;
-    missing cells are fine. The folder may be given to anyone: epsilon holds whatever they do with it.
+    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, or the name
+    of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100,
+    cinic10). Every other column is a public feature; missing cells are fine. The folder may be given to anyone:
+    epsilon holds whatever they do with it.
 
     \b
     labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
@@ -120,18 +126,23 @@ def train(
     check_device(device)
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
     with (
+        table_file(table) as path,
         RunFolder(out, stopped) as kept,
         drafting(out) as draft,
         _progress(table, epsilon, quiet or as_json) as report,
     ):
-        how = {"drop": tuple(drop or ()), "users": user, "ids": id_column, "delimiter": delimiter, "test": test}
-        data = _data(table, label, classes, bounds, how)
+        declared = {"drop": drop, "number": number, "category": category, "text": text, "date": date}
+        how = {"users": user, "ids": id_column, "delimiter": delimiter, "test": test}
+        how |= {name: tuple(columns or ()) for name, columns in declared.items()}
+        data = _data(path, label, classes, bounds, how)
         # A store knows users by the ids of users, and rows by those of rows.
-        ids = data.ids if user is None or id_column is None else read_ids(Path(table), user, delimiter)
+        ids = data.ids if user is None or id_column is None else read_ids(Path(path), user, delimiter)
         paid_by = store_of(table, store, key, data.vault, ids)
         training = needed_training()
         if dry_run:
             click.echo(f"{table}: {len(data):,} labels can be trained on; nothing was spent and nothing written.")
+            if data.readings and not (quiet or as_json):
+                click.echo(listing(data.readings, data.note))
             return
         settings = option_values(ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test"))
         folder = kept.of({**settings, "features": features_digest(data.features)})
@@ -148,7 +159,7 @@ def train(
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
         click.echo(json.dumps({**found, "certificate": certificate.to_json()}))
     elif not quiet:
-        click.echo(_summary(result, out, data.left_out, time.perf_counter() - begun))
+        click.echo(_summary(result, out, data, time.perf_counter() - begun))
 
 
 def _check_task(
@@ -219,7 +230,7 @@ def _data(
     return read(table, label, classes, **how)
 
 
-def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) -> str:
+def _summary(result: Any, out: Path, data: PrivateData, seconds: float) -> str:
     from labeldp.results.card import at_most, promise
 
     certificate, test = result.certificate, result.metrics.get("test")
@@ -228,8 +239,7 @@ def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) ->
         f"{at_most(certificate.epsilon)}, delta {at_most(certificate.delta)}.",
         promise(certificate),
     ]
-    if left_out:
-        lines.append(f"Left out, because they hold one value in all rows: {', '.join(left_out)}.")
+    lines += summary(data.readings, data.note) if data.readings else []
     if test:
         if "accuracy" in test:
             found = f"accuracy {test['accuracy']:.1%}" + (f", AUC {test['auc']:.3f}" if "auc" in test else "")

@@ -157,7 +157,7 @@ def read(
         raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
     _check_declared(classes, bounds)
     kinds = {"number": number, "category": category, "text": text, "date": date}
-    with _about("" if test is None else path.name):
+    with _about(path.name):
         public = read_columns(path, label, users=users, ids=ids, drop=drop, **kinds, delimiter=delimiter)
         features, columns = public.features, public.columns
         vault = seal_column(path, label, classes, bounds=bounds, users=users, delimiter=delimiter, rng=rng)
@@ -203,17 +203,19 @@ def read_columns(
     [('age', 'number', 0.0, 73), ('workclass', 'category', 0.0, 9)]
     """
     path, kinds = Path(table), {"number": number, "category": category, "text": text, "date": date}
-    source = open_table(path, delimiter)
-    _check_named(path, source.names, label, {"drop": drop, **kinds})
-    without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
-    public = read_public(path, tuple(without), delimiter, (*category, *text, *date))
-    readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
-    columns = kept_columns(readings)
+    with _about(path.name):
+        source = open_table(path, delimiter)
+        _check_named(path, source.names, label, {"drop": drop, **kinds})
+        without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
+        public = read_public(path, tuple(without), delimiter, (*category, *text, *date))
+        readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
+        columns = kept_columns(readings)
+        features = conformed(public, columns)
     reasons = {users: "says whose a row is", ids: "says which a row is"}
     aside = (Reading(name, "left out", note=reasons.get(name, "as requested")) for name in without if name != label)
     shown = source.delimiter.decode() if isinstance(source, CsvTable) and source.sniffed else ""
     note = f"{path.name} was read with {shown!r} as delimiter." if shown else ""
-    return PublicColumns(conformed(public, columns), columns, (*readings, *aside), note)
+    return PublicColumns(features, columns, (*readings, *aside), note)
 
 
 def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequence[str]]) -> None:
@@ -237,7 +239,7 @@ def _about(what: str) -> Iterator[None]:
     try:
         yield
     except TableError as error:
-        if what and what not in str(error):
+        if what not in str(error):
             raise TableError(f"{what}: {error}") from None
         raise
 

@@ -206,8 +206,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
     # -- features ---------------------------------------------------------------------------------------------------
 
     def _read(self, inputs: Any, reset: bool) -> Any:
-        """Return features as the extractor takes them: (numeric, categorical), with prose third where there is some; a
-        tensor of images; or wide sparse rows."""
+        """Return features as the extractor takes them: a tensor of images, wide sparse rows, or (numeric, categorical).
+
+        Columns of prose, where there are some, come third.
+        """
         if issparse(inputs):
             checked = cast("Any", validate_data)(self, inputs, accept_sparse="csr", dtype="numeric", reset=reset)
             if checked.shape[1] > _WIDE or checked.shape[0] * checked.shape[1] > _MANY_CELLS:
@@ -275,7 +277,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         usual: Extractor = Patches(seed=seed) if self._layout is None else Table(**_TABLE, seed=seed)
         if issparse(inputs):
             usual = Projected(seed=seed)
-        elif isinstance(inputs, tuple) and len(inputs) > 2:
+        elif self._layout is not None and self._layout.prose:
             usual = TableAndText(Table(**_TABLE, seed=seed), Text(seed=seed))
         extractor = usual if self.features is None else self.features
         self._map = extractor.fit(inputs, None if self.device is None else torch.device(self.device))
@@ -290,7 +292,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         able = self._task == "classes" and (method == AUTO or BY_KEY[method].coded) and self.model is None
         if not able or self.features is not None or not comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
             return None
-        some = self._read(take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy()), reset=True)
+        some: Any = self._read(take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy()), reset=True)
         if len(some) > 2:
             return None
         place = None if self.device is None else torch.device(self.device)

@@ -42,7 +42,7 @@ class Projected:
         rows = inputs.tocsr()[sample_rows(inputs.shape[0], _SAMPLE, self.seed).numpy()]
         most = min(checked_count("dims", self.dims), *rows.shape, max(16, _MOST_NUMBERS // rows.shape[1]))
         if rows.nnz:
-            found = TruncatedSVD(most, random_state=self.seed).fit(rows).components_.T
+            found = np.asarray(TruncatedSVD(most, random_state=self.seed).fit(rows).components_).T
         else:
             found = np.zeros((rows.shape[1], 1))
         directions = np.ascontiguousarray(found, dtype=np.float32)

@@ -118,9 +118,9 @@ def _counted(column: np.ndarray, buckets: int) -> Any:
     """Return how often each place is met by a row's words and pairs of words, a sparse array (n, buckets)."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    words = HashingVectorizer(
-        n_features=buckets, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", alternate_sign=False, norm=None
-    )
+    # Counts, without the lengths and signs that it gives otherwise.
+    plain: Any = {"norm": None, "alternate_sign": False}
+    words = HashingVectorizer(n_features=buckets, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **plain)
     return words.transform(column)
 
 

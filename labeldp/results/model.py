@@ -17,8 +17,9 @@ import pyarrow.compute
 import torch
 
 from labeldp.choosing.choice import choose
-from labeldp.data.columns import Column, conformed, read_like
+from labeldp.data.columns import conformed, read_like
 from labeldp.data.door import NAMES, PrivateData, read
+from labeldp.data.kinds import Column
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
@@ -178,7 +179,7 @@ def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | No
     allowed = certificate.delta if delta is None else delta
     story = Story(
         data.name, data.label, data.classes or None, len(data), data.described, method, model.why, epsilon, allowed,
-        data.bounds,
+        data.bounds, tuple(one.to_json() for one in data.readings),
     )  # fmt: skip
     settled = {**run, "method": method, **({"delta": allowed} if allowed > 0 else {})}
     described, tensors = model.parts()

@@ -35,7 +35,11 @@ def test_every_usual_type_has_a_kind():
         "embedding": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
     })  # fmt: skip
     numbers = ("whole", "real", "yes", "hour", "money")
-    expected = dict.fromkeys(numbers, "number") | dict.fromkeys(("day", "when"), "date") | dict.fromkeys(("text", "coded", "big"), "category")
+    expected = (
+        dict.fromkeys(numbers, "number")
+        | dict.fromkeys(("day", "when"), "date")
+        | dict.fromkeys(("text", "coded", "big"), "category")
+    )
     assert kinds(table) == expected | {"embedding": "vector"}
     rows = conformed(table, columns_of(table))
     assert {str(field.type) for field in rows.schema} == {"double", "string"}

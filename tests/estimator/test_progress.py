@@ -7,7 +7,7 @@ import pytest
 
 from labeldp.core.events import Gaussian
 from labeldp.core.vault import LabelVault
-from labeldp.data.columns import Column
+from labeldp.data.kinds import Column
 from labeldp.data.door import PrivateData
 from labeldp.estimator import spending
 from labeldp.estimator.classifier import LabelDPClassifier

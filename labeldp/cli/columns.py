@@ -1,0 +1,86 @@
+"""Share between commands that read a table: options that say how columns are read, words for how they were, and `-`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from labeldp.cli.options import Names
+
+if TYPE_CHECKING:
+    from labeldp.data.kinds import Reading
+
+_PLURAL = {"category": "categories", "text": "texts"}
+# How files begin that are not plain text, and how their names then end.
+_MAGIC = {b"PAR1": ".parquet", b"\x1f\x8b": ".csv.gz", b"\x28\xb5\x2f\xfd": ".csv.zst"}
+# Columns that a summary has something to say about; --dry-run lists all.
+_MOST = 4
+
+
+def with_columns(command: Any) -> Any:
+    """Add the options by which columns are left out, or read as what they are declared to be."""
+    for kind in ("date", "text", "category", "number"):
+        words = f"Columns to read as a {kind}, comma-separated, whatever they look like."
+        command = click.option(f"--{kind}", type=Names(), help=words)(command)
+    return click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")(command)
+
+
+@contextmanager
+def table_file(given: str) -> Iterator[str]:
+    """Yield the path of a table. For `-`, standard input is kept in a private temporary file inside the block."""
+    if given != "-":
+        yield given
+        return
+    source = click.get_binary_stream("stdin")
+    with tempfile.TemporaryDirectory(prefix="labeldp-") as folder:
+        begin = source.read(4)
+        kind = next((ending for magic, ending in _MAGIC.items() if begin.startswith(magic)), ".csv")
+        path = Path(folder) / f"stdin{kind}"
+        with path.open("wb") as sink:
+            sink.write(begin)
+            shutil.copyfileobj(source, sink)
+        yield str(path)
+
+
+def summary(readings: Sequence[Reading], note: str = "") -> list[str]:
+    """Return a line or two: what the columns were read as, and what is odd about them."""
+    counts = Counter(one.read_as for one in readings if one.column is not None)
+    kinds = ", ".join(f"{n} {kind if n == 1 else _PLURAL.get(kind, kind + 's')}" for kind, n in counts.most_common())
+    aside = [f"{one.name} ({one.note})" for one in readings if one.column is None]
+    left = f"; left out: {_few(aside)}" if aside else ""
+    odd = [f"{one.name} {one.note}" for one in readings if one.read_as in ("number", "date") and one.note]
+    lines = [f"Public columns: {kinds}{left}."] + ([f"In the columns {_few(odd)}."] if odd else [])
+    return [note, *lines] if note else lines
+
+
+def _few(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - _MOST} more" if len(parts) > _MOST else ""
+    return ", ".join(parts[:_MOST]) + more
+
+
+def listing(readings: Sequence[Reading], note: str = "") -> str:
+    """Return all columns as a table: what each was read as, the share that is missing, how many values it has."""
+    head = ("column", "read as", "missing", "values", "")
+    rows = [
+        (
+            one.name,
+            one.read_as,
+            "" if one.missing is None else f"{one.missing:.1%}",
+            "" if one.distinct is None else f"{one.distinct:,}",
+            one.note,
+        )
+        for one in readings
+    ]
+    wide = [max(len(row[place]) for row in (head, *rows)) for place in range(4)]
+    lines = [
+        f"{name:<{wide[0]}}  {kind:<{wide[1]}}  {share:>{wide[2]}}  {count:>{wide[3]}}  {said}".rstrip()
+        for name, kind, share, count, said in (head, *rows)
+    ]
+    return "\n".join([*([note] if note else []), *lines])
