@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ def table_file(given: str) -> Iterator[str]:
     if given != "-":
         yield given
         return
-    source = click.get_binary_stream("stdin")
+    source = sys.stdin.buffer
     with tempfile.TemporaryDirectory(prefix="labeldp-") as folder:
         begin = source.read(4)
         kind = next((ending for magic, ending in _MAGIC.items() if begin.startswith(magic)), ".csv")
@@ -55,8 +56,8 @@ def summary(readings: Sequence[Reading], note: str = "") -> list[str]:
     kinds = ", ".join(f"{n} {kind if n == 1 else _PLURAL.get(kind, kind + 's')}" for kind, n in counts.most_common())
     aside = [f"{one.name} ({one.note})" for one in readings if one.column is None]
     left = f"; left out: {_few(aside)}" if aside else ""
-    odd = [f"{one.name} {one.note}" for one in readings if one.read_as in ("number", "date") and one.note]
-    lines = [f"Public columns: {kinds}{left}."] + ([f"In the columns {_few(odd)}."] if odd else [])
+    odd = [f"{one.name} ({one.note})" for one in readings if one.read_as in ("number", "date") and one.note]
+    lines = [f"Public columns: {kinds}{left}."] + ([f"Check how these were read: {_few(odd)}."] if odd else [])
     return [note, *lines] if note else lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -88,10 +89,10 @@ def plan(
             raise Refusal(
                 f"--rows means nothing with a table: its rows are counted in {Path(table).name}; leave it out"
             )
-        how = {name: columns or () for name, columns in declared.items()}
+        how: dict[str, Any] = {name: columns or () for name, columns in declared.items()}
         with table_file(table) as path:
             found = read_columns(path, label, **how, delimiter=delimiter_of(delimiter))
-        rows = found.features.num_rows
+        rows = len(found.features)
         features = features or sum(_WIDTHS.get(one.kind, one.size) for one in found.columns)
     elif label is not None or delimiter is not None or any(declared.values()):
         raise Refusal("--label, --delimiter, --drop and kinds of columns belong to a table; name its file, or leave "

@@ -34,18 +34,20 @@ _KIND = b"labeldp.kind"
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def numbers(values: Any, name: str, like: Column | None = None) -> npt.NDArray[np.float64]:
+def numbers(values: Any, name: str, like: Column | None = None, strays: bool = False) -> npt.NDArray[np.float64]:
     """Return a column's numbers, NaN where one is missing; dates, times and durations in seconds.
 
-    Text is numbers or dates where it is written `like` a column that a model was trained on.
+    Text is numbers or dates where it is written `like` a column that a model was trained on. What else stands there is
+    missing: the usual words for that, those met in training and, where `strays` may be, any.
     """
     kind = values.type
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    plain = kind.value_type if types.is_dictionary(kind) else kind
+    if like is not None and is_text(plain):
+        column = _written(column.cast(plain), like, strays)
     try:
-        if types.is_dictionary(kind):
-            column = column.cast(kind.value_type)
-        if like is not None and is_text(column.type):
-            column = _written(column, like)
+        if types.is_dictionary(column.type):
+            column = column.cast(plain)
         if types.is_temporal(column.type):
             # Since 1970, or since midnight.
             clock = pa.time64("us") if types.is_time(column.type) else pa.timestamp("us")
@@ -62,16 +64,22 @@ def numbers(values: Any, name: str, like: Column | None = None) -> npt.NDArray[n
     return found
 
 
-def _written(values: Any, like: Column) -> Any:
-    """Return the numbers or dates that texts are, NaN for cells that are none; ValueError where no cell is one."""
+def _written(values: Any, like: Column, strays: bool) -> Any:
+    """Return the numbers or dates that texts are, NaN for cells that are none."""
     coded = pc.utf8_trim_whitespace(values.cast(pa.large_string())).combine_chunks().dictionary_encode()
     texts = coded.dictionary
     if like.kind == "date":
         found = written_dates(texts, like.format or best_format(texts, np.ones(len(texts), np.int64)))
     else:
         found = written_numbers(texts, like.decimal)
-    if np.isnan(found).all() and any(text.casefold() not in ABSENT | {""} for text in texts.to_pylist()):
-        raise ValueError("text")
+    known = {"", *like.absent}
+    others = [text for text, one in zip(texts.to_pylist(), found, strict=True) if np.isnan(one) and text not in known]
+    odd = [text for text in others if text.casefold() not in ABSENT]
+    if odd and not strays:
+        raise TableError(
+            f"column {like.name!r} has type {values.type} and holds {odd[0][:24]!r}, but the model reads "
+            f"{like.kind}s there; leave cells empty where none is known, and check the table"
+        )
     return pa.chunked_array([pa.array(found).take(coded.indices)]).fill_null(np.nan)
 
 
@@ -159,10 +167,10 @@ def read_like(
     return conformed(table, columns), table.select(list(keep))
 
 
-def conformed(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
+def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) -> pa.Table:
     """Return these columns of a table, in this order: float64 (NaN where missing) and text ('' where missing).
 
-    Fields of text say whether they are categories or prose, for `read_frame`.
+    Fields of text say whether they are categories or prose, for `read_frame`; `strays` as for `numbers`.
     """
     _check_present(columns, table.column_names)
     found: dict[str, Any] = {}
@@ -170,7 +178,7 @@ def conformed(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
     for column in columns:
         name, values = column.name, table.column(column.name)
         if column.kind in ("number", "date"):
-            found[name] = pa.array(numbers(values, name, column))
+            found[name] = pa.array(numbers(values, name, column, strays))
         elif column.kind in ("category", "text"):
             found[name] = texts(values, name, "")
         else:

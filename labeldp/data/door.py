@@ -210,7 +210,7 @@ def read_columns(
         public = read_public(path, tuple(without), delimiter, (*category, *text, *date))
         readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
         columns = kept_columns(readings)
-        features = conformed(public, columns)
+        features = conformed(public, columns, strays=True)
     reasons = {users: "says whose a row is", ids: "says which a row is"}
     aside = (Reading(name, "left out", note=reasons.get(name, "as requested")) for name in without if name != label)
     shown = source.delimiter.decode() if isinstance(source, CsvTable) and source.sniffed else ""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,7 @@ ABSENT = frozenset(
 _NEARLY_ALL = 0.95
 # Fewer rows cannot show that a column tells rows apart, nor fewer values that they are sentences.
 _ID_ROWS, _TEXT_VALUES, _TEXT_WORDS = 100, 64, 3.0
+_MOST_STRAYS = 100
 _ID_NAME = re.compile(r"(?i:(^|[_\s.-])(id|ids|uuid|guid|index|rowid)$)|[a-z](Id|ID)$|^Unnamed: 0$")
 _IMAGE = r"(?i)\.(png|jpe?g|gif|bmp|tiff?|webp)$"
 # By decimal sign: digits with or without groups of three, a fraction, an exponent.
@@ -58,6 +59,7 @@ class Column:
         size: how many numbers a vector has.
         decimal: of numbers that are written as text.
         format: of dates that are written as text, as strptime has it; empty for others.
+        absent: what stood in cells for missing numbers or dates, besides the usual (`ABSENT`).
     """
 
     name: str
@@ -65,6 +67,7 @@ class Column:
     size: int = 1
     decimal: str = "."
     format: str = ""
+    absent: tuple[str, ...] = ()
 
     @property
     def as_text(self) -> bool:
@@ -73,8 +76,13 @@ class Column:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; how text is written only where it matters."""
-        usual = {"decimal": ".", "format": ""}
+        usual = {"decimal": ".", "format": "", "absent": ()}
         return {name: value for name, value in asdict(self).items() if usual.get(name) != value}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Column:
+        """Return the column of plain values."""
+        return cls(**{**fields, "absent": tuple(fields.get("absent", ()))})
 
 
 @dataclass(frozen=True)
@@ -166,8 +174,8 @@ def written_numbers(texts: Any, decimal: str) -> npt.NDArray[np.float64]:
 def written_dates(texts: Any, format: str) -> npt.NDArray[np.float64]:
     """Return seconds since 1970 of texts that are dates of this format, with or without a time; NaN for others.
 
-    >>> written_dates(pa.array(["02.01.1970", "01.01.1970 00:01", "soon"]), "%d.%m.%Y")
-    array([86400.,    60.,    nan])
+    >>> written_dates(pa.array(["02.01.1970", "01.01.1970 00:01", "soon"]), "%d.%m.%Y").tolist()
+    [86400.0, 60.0, nan]
     """
     parts = pc.extract_regex(texts, _DATE)
     day, time = pc.struct_field(parts, "day"), pc.utf8_ltrim(pc.struct_field(parts, "time"), "T ")
@@ -219,6 +227,10 @@ class _Cells:
         """Return the mean number of words in a cell that is not empty."""
         found = np.asarray(pc.count_substring_regex(self.texts, r"\S+").to_pylist(), dtype=np.float64)
         return float(found @ self.counts / max(int(self.counts.sum()), 1))
+
+    def strays(self, fits: npt.NDArray[np.bool_]) -> tuple[str, ...]:
+        """Return texts that do not fit, the usual words for nothing left out; as many as a model can well keep."""
+        return tuple(pc.cast(self.texts.filter(pa.array(~fits & ~self.absent)), pa.string()).to_pylist()[:_MOST_STRAYS])
 
     def named(self, which: npt.NDArray[np.bool_], most: int = 3) -> str:
         """Return these texts, the most frequent first, for people."""
@@ -283,7 +295,7 @@ def _read_text(name: str, values: Any, wanted: str | None) -> Reading:
         lost = int(cells.counts[~fits].sum())
         others = f"read as missing: {cells.named(~fits)}" if lost else ""
         share, note = empty + lost / cells.rows, "; ".join(part for part in (how, others) if part)
-        return Reading(name, kind, share, int(fits.sum()), note, like)
+        return Reading(name, kind, share, int(fits.sum()), note, replace(like, absent=cells.strays(fits)))
 
     decimal = max(_NUMBER, key=lambda sign: cells.share(cells.matching(_NUMBER[sign])))
     numeric = cells.share(cells.matching(_NUMBER[decimal])) >= _NEARLY_ALL
@@ -297,7 +309,7 @@ def _read_text(name: str, values: Any, wanted: str | None) -> Reading:
     if wanted == "date" or (wanted is None and cells.share(cells.matching(_DATE)) >= _NEARLY_ALL):
         format = best_format(cells.texts, cells.counts)
         if wanted == "date" or cells.share(~np.isnan(written_dates(cells.texts, format))) >= _NEARLY_ALL:
-            how = f"as {format}"
+            how = "as " + format.replace("%d", "DD").replace("%m", "MM").replace("%Y", "YYYY")
             return parsed("date", lambda texts: written_dates(texts, format), how, Column(name, "date", format=format))
     if wanted is None and cells.share(cells.matching(_IMAGE)) >= _NEARLY_ALL and filled:
         raise TableError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, _clone_parametrized
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_n_features, check_is_fitted, validate_data
@@ -48,7 +49,7 @@ from labeldp.recipes.one_shot import MOST_CELLS
 # Rows of which features are found where there are many more, and rows that are read at a time.
 _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
 # Sparse rows of more columns, or of more cells in all, are projected; others are numbers like any.
-_WIDE, _MANY_CELLS = 512, 1 << 27
+_WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
@@ -210,13 +211,12 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
         Columns of prose, where there are some, come third.
         """
-        if issparse(inputs):
-            checked = cast("Any", validate_data)(self, inputs, accept_sparse="csr", dtype="numeric", reset=reset)
-            if checked.shape[1] > _WIDE or checked.shape[0] * checked.shape[1] > _MANY_CELLS:
-                self._layout = Layout(()) if reset else self._layout
-            if self._layout == Layout(()):
-                return checked
-            inputs = checked.toarray()
+        if issparse(inputs) or (not reset and self._layout == _PROJECTED):
+            rows = cast("Any", validate_data)(self, inputs, accept_sparse="csr", dtype="numeric", reset=reset)
+            if (rows.shape[1] > _WIDE or math.prod(rows.shape) > _MANY_CELLS) if reset else self._layout == _PROJECTED:
+                self._layout = _PROJECTED
+                return csr_array(rows)
+            inputs = rows.toarray()
         if isinstance(inputs, Tensor):
             inputs = inputs.detach().cpu().numpy()
         if is_frame(inputs):

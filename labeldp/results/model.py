@@ -217,7 +217,7 @@ def rebuilt(result: Result, device: str | None = None) -> Model:
     estimator = known[result.kind].from_parts(
         described["estimator"], dict(result.tensors), model=network, certificate=result.certificate, device=device
     )
-    columns = None if described["columns"] is None else tuple(Column(**column) for column in described["columns"])
+    columns = None if described["columns"] is None else tuple(map(Column.from_json, described["columns"]))
     return Model(estimator, classes, columns, described["label"], name, result.story.reason)
 
 

@@ -118,7 +118,7 @@ def test_parquet_is_as_good_as_csv(place, tmp_path, capsys):
     pq.write_table(table, tmp_path / "t.parquet")
     assert train(tmp_path / "t.parquet", tmp_path / "model", "--drop", "id") == 0
     said = capsys.readouterr().out
-    assert "Left out, because they hold one value in all rows: same." in said
+    assert "left out: same (one value), id (as requested)." in said
     assert promise(read_certificate(tmp_path / "model" / "certificate.json")) in said
     assert labeldp("predict", tmp_path / "model", place / "open.csv", "--out", tmp_path / "p.csv", "--quiet") == 0
 
