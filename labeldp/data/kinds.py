@@ -322,7 +322,7 @@ def _read_text(name: str, values: Any, wanted: str | None) -> Reading:
     kind = wanted or ("text" if is_prose(distinct, words) else "category")
     # "none" may well be a category.
     absent = np.array([text.casefold() in ABSENT - {"none"} for text in cells.texts.to_pylist()], dtype=bool)
-    note = f"values of their own: {cells.named(absent)}" if kind == "category" and absent.any() else ""
+    note = f"kept as values: {cells.named(absent)}" if kind == "category" and absent.any() else ""
     note = "codes with leading zeros" if codes and numeric and not note else note
     return Reading(name, kind, empty, distinct, note, Column(name, kind))
 
