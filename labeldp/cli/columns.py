@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labeldp.cli.options import Names
+from labeldp.results.card import column_cells, one_line
 
 if TYPE_CHECKING:
     from labeldp.data.kinds import Reading
@@ -57,8 +58,10 @@ def summary(readings: Sequence[Reading], note: str = "") -> list[str]:
     aside = [f"{one.name} ({one.note})" for one in readings if one.column is None]
     left = f"; left out: {_few(aside)}" if aside else ""
     odd = [f"{one.name} ({one.note})" for one in readings if one.read_as in ("number", "date") and one.note]
-    lines = [f"Public columns: {kinds}{left}."] + ([f"Check how these were read: {_few(odd)}."] if odd else [])
-    return [note, *lines] if note else lines
+    lines = [note] if note else []
+    lines.append(f"Public columns: {kinds}{left}.")
+    lines += [f"Check how these were read: {_few(odd)}."] if odd else []
+    return [one_line(line) for line in lines]
 
 
 def _few(parts: Sequence[str]) -> str:
@@ -68,20 +71,8 @@ def _few(parts: Sequence[str]) -> str:
 
 def listing(readings: Sequence[Reading], note: str = "") -> str:
     """Return all columns as a table: what each was read as, the share that is missing, how many values it has."""
-    head = ("column", "read as", "missing", "values", "")
-    rows = [
-        (
-            one.name,
-            one.read_as,
-            "" if one.missing is None else f"{one.missing:.1%}",
-            "" if one.distinct is None else f"{one.distinct:,}",
-            one.note,
-        )
-        for one in readings
-    ]
-    wide = [max(len(row[place]) for row in (head, *rows)) for place in range(4)]
-    lines = [
-        f"{name:<{wide[0]}}  {kind:<{wide[1]}}  {share:>{wide[2]}}  {count:>{wide[3]}}  {said}".rstrip()
-        for name, kind, share, count, said in (head, *rows)
-    ]
-    return "\n".join([*([note] if note else []), *lines])
+    rows = [("column", "read as", "missing", "values", ""), *column_cells(one.to_json() for one in readings)]
+    rows = [tuple(map(one_line, row)) for row in rows]
+    name, kind, share, count = (max(len(row[place]) for row in rows) for place in range(4))
+    lines = [f"{a:<{name}}  {b:<{kind}}  {c:>{share}}  {d:>{count}}  {e}".rstrip() for a, b, c, d, e in rows]
+    return "\n".join([one_line(note), *lines] if note else lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import cache
@@ -153,7 +153,7 @@ def _column(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**texts, **counts}
 
 
-def column_cells(story: Story) -> list[tuple[str, str, str, str, str]]:
+def column_cells(columns: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str, str, str]]:
     """Return how columns were read as cells of a table: name, kind, share that is missing, values, what else."""
     return [
         (
@@ -163,7 +163,7 @@ def column_cells(story: Story) -> list[tuple[str, str, str, str, str]]:
             "" if one["distinct"] is None else f"{one['distinct']:,}",
             one["note"],
         )
-        for one in story.columns
+        for one in columns
     ]
 
 
@@ -227,7 +227,7 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
         number=number_words(story), beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
         not_protected=not_protected(story), test=test, measures=", ".join(measures),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
-        columns=column_cells(story)[:200],
+        columns=column_cells(story.columns[:200]),
     )  # fmt: skip
 
 

@@ -379,7 +379,7 @@ def expected(facts: Facts, grid: Sequence[float]) -> list[Series]:
 def columns_section(facts: Facts) -> Table | None:
     """Return how each public column was read; None for images, and for folders that do not say."""
     head = ["column", "read as", "missing", "values", "note"]
-    cells = column_cells(facts.story)
+    cells = column_cells(facts.story.columns)
     return Table("How each public column was read", head, cells, numbers=(2, 3)) if cells else None
 
 

@@ -106,3 +106,14 @@ def test_columns_belong_to_a_table():
     assert "belong to a table" in refused.stderr
     refused = labeldp("train", "adult", "--epsilon", 1, "--out", "no", "--number", "age", check=2)
     assert "--number mean nothing with the data set 'adult'" in refused.stderr
+
+
+def test_names_and_cells_are_no_commands_to_a_terminal(tmp_path):
+    escape = "\x1b[2J"
+    cells = "".join(f"{escape if i % 40 == 0 else i / 2},{i % 3},{'ny'[i % 2]}\n" for i in range(80))
+    (tmp_path / "t.csv").write_text(f'a{escape},"b\nc",y\n{cells}')
+    given = ("--label", "y", "--classes", "n,y", "--epsilon", "1")
+    for command in (("plan", "t.csv", *given), ("train", "t.csv", *given, "--out", "m", "--method", "rr")):
+        said = labeldp(*command, cwd=tmp_path, check=0).stdout
+        assert "\x1b" not in said
+        assert "read as missing" in said
