@@ -9,9 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labeldp.data.door import LEVELS, OpenLabels, PrivateData, read, seal_classes, seal_column, seal_numbers
+    from labeldp.data.door import (
+        LEVELS,
+        OpenLabels,
+        PrivateData,
+        read,
+        read_columns,
+        seal_classes,
+        seal_column,
+        seal_numbers,
+    )
 
-__all__ = ["LEVELS", "OpenLabels", "PrivateData", "read", "seal_classes", "seal_column", "seal_numbers"]
+__all__ = ["LEVELS", "OpenLabels", "PrivateData", "read", "read_columns", "seal_classes", "seal_column", "seal_numbers"]
 
 
 def __getattr__(name: str) -> Any:

@@ -233,7 +233,7 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     Path("run.toml").write_text(re.findall(r"^```toml\n(.*?)^```", text, re.S | re.M)[0])
     write_csv(tmp_path / "flats.csv", [[age, 20 * age] for age in ages], header=("area", "rent"))
     commands = [line.strip()[2:] for line in text.splitlines() if line.strip().startswith("$ labeldp")]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         spending.MEMORY.forget()
         # The second training would write over the first.
