@@ -310,6 +310,9 @@ def _read_text(name: str, values: Any, wanted: str | None) -> Reading:
         format = best_format(cells.texts, cells.counts)
         if wanted == "date" or cells.share(~np.isnan(written_dates(cells.texts, format))) >= _NEARLY_ALL:
             how = "as " + format.replace("%d", "DD").replace("%m", "MM").replace("%Y", "YYYY")
+            turned = format.replace("%d", "%M").replace("%m", "%d").replace("%M", "%m")
+            if turned in DATE_FORMATS and not np.isnan(written_dates(cells.texts, turned)).any():
+                how += ", though the month may as well come first"
             return parsed("date", lambda texts: written_dates(texts, format), how, Column(name, "date", format=format))
     if wanted is None and cells.share(cells.matching(_IMAGE)) >= _NEARLY_ALL and filled:
         raise TableError(

@@ -72,6 +72,7 @@ def test_codes_with_leading_zeros_stay_codes():
         (["31.01.2020", "01.02.2020", "01.03.2020"], "as DD.MM.YYYY"),
         (["31/01/2020", "01/02/2020", "01/03/2020"], "as DD/MM/YYYY"),
         (["01/31/2020", "02/01/2020", "03/01/2020"], "as MM/DD/YYYY"),
+        (["31-01-2020", "01-02-2020", "01-03-2020"], "as DD-MM-YYYY"),
         (["2020-01-31T00:00:00Z", "2020-02-01 00:00", "2020-03-01"], "as YYYY-MM-DD"),
     ],
 )
@@ -80,6 +81,10 @@ def test_text_that_is_dates_is_dates(cells, note):
     assert (found.read_as, found.note) == ("date", note)
     days = numbers(cells) / 86_400
     assert days.tolist() == [18292, 18293, 18322]
+
+
+def test_dates_that_can_be_read_two_ways_are_said_to_be():
+    assert reading(["01/03/2020", "01/04/2020"]).note == "as DD/MM/YYYY, though the month may as well come first"
 
 
 def test_ids_are_set_aside_unless_they_are_wanted():
