@@ -242,12 +242,15 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     Path("run.toml").write_text(re.findall(r"^```toml\n(.*?)^```", text, re.S | re.M)[0])
     write_csv(tmp_path / "flats.csv", [[age, 20 * age] for age in ages], header=("area", "rent"))
     commands = [line.strip()[2:] for line in text.splitlines() if line.strip().startswith("$ labeldp")]
-    assert len(commands) == 5
+    assert len(commands) == 7
     for command in commands:
         spending.MEMORY.forget()
-        # The second training would write over the first.
-        assert labeldp(*shlex.split(command.replace("run.toml --out model", "run.toml --out again"))[1:]) == 0
+        # The other trainings would write over the first.
+        apart = command.replace("run.toml --out model", "run.toml --out again")
+        apart = apart.replace("private.csv --out model", "private.csv --out learnt")
+        assert labeldp(*shlex.split(apart)[1:]) == 0
     assert verify_folder(tmp_path / "again") == ()
+    assert verify_folder(tmp_path / "learnt") == ()
     assert verify_folder(tmp_path / "model") == ()
 
 
