@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
+from labeldp.cli.columns import listing, table_file, with_columns
 from labeldp.cli.options import Refusal, delimiter_of, names_in
+
+# Numbers per row that a column becomes, where it is not one: guessed rather than counted.
+_WIDTHS = {"category": 16, "text": 128}
 
 
 @click.command()
-@click.argument("table", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("table", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--rows", type=click.IntRange(1), help="How many labels there are.  [with a table: counted]")
 @click.option("--classes", help="How many classes the label can take, or their names, comma-separated.")
 @click.option("--regression", is_flag=True, help="The labels are numbers, not classes.")
@@ -27,10 +32,11 @@ from labeldp.cli.options import Refusal, delimiter_of, names_in
 @click.option("--rows-per-user", type=click.IntRange(1), help="Protect all labels of a user together; the most rows "
               "one of them has.")  # fmt: skip
 @click.option("--label", help="With a table: the secret column, which is not read.")
+@with_columns
 @click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
-    table: Path | None,
+    table: str | None,
     rows: int | None,
     classes: str | None,
     regression: bool,
@@ -42,13 +48,18 @@ def plan(
     hours: float,
     rows_per_user: int | None,
     label: str | None,
+    drop: tuple[str, ...] | None,
+    number: tuple[str, ...] | None,
+    category: tuple[str, ...] | None,
+    text: tuple[str, ...] | None,
+    date: tuple[str, ...] | None,
     delimiter: str | None,
     as_json: bool,
 ) -> None:
     """Find which recipe is expected to do best, and why: from public numbers, before anything is spent.
 
-    Give the numbers, or a Parquet or CSV file: then rows and public columns are counted, and the label column is not
-    looked at.
+    Give the numbers, or a Parquet or CSV file: then rows are counted, it is said how each public column would be read,
+    and the label column is not looked at.
 
     \b
     labeldp plan --rows 60000 --classes 10 --epsilon 0.1 --features 784 --device cuda
@@ -64,30 +75,41 @@ def plan(
         )
     if regression and classes:
         raise Refusal("--classes means nothing with --regression; leave one of them out")
-    number = None
+    many = None
     if classes:
-        number = int(classes) if classes.strip().isdecimal() else len(names_in(classes))
+        many = int(classes) if classes.strip().isdecimal() else len(names_in(classes))
+    declared = {"drop": drop, "number": number, "category": category, "text": text, "date": date}
+    found = None
     if table is not None:
-        from labeldp.choosing.shape import public_shape
+        from labeldp.data.door import read_columns
 
         if label is None:
             raise Refusal("--label is missing: name the secret column, so that it is left out of what is looked at")
         if rows is not None:
-            raise Refusal(f"--rows means nothing with a table: its rows are counted in {table.name}; leave it out")
-        shape = public_shape(table, label, delimiter_of(delimiter))
-        rows, features = shape.num_rows, features or shape.feature_dim
-    elif label is not None or delimiter is not None:
-        raise Refusal("--label and --delimiter belong to a table; name its file, or leave them out")
+            raise Refusal(
+                f"--rows means nothing with a table: its rows are counted in {Path(table).name}; leave it out"
+            )
+        how: dict[str, Any] = {name: columns or () for name, columns in declared.items()}
+        with table_file(table) as path:
+            found = read_columns(path, label, **how, delimiter=delimiter_of(delimiter))
+        rows = len(found.features)
+        features = features or sum(_WIDTHS.get(one.kind, one.size) for one in found.columns)
+    elif label is not None or delimiter is not None or any(declared.values()):
+        raise Refusal("--label, --delimiter, --drop and kinds of columns belong to a table; name its file, or leave "
+                      "them out")  # fmt: skip
     elif rows is None:
         raise Refusal("give --rows, the number of labels, or the file of a table to count them in")
     choice = choose(
-        rows, number, epsilon, delta,
+        rows, many, epsilon, delta,
         feature_dim=features, modality=modality or ("images" if table is None else "table"), device=device,
         rows_per_user=rows_per_user, hours=hours,
     )  # fmt: skip
     if as_json:
-        click.echo(json.dumps(choice.to_json()))
+        columns = {} if found is None else {"columns": [one.to_json() for one in found.readings]}
+        click.echo(json.dumps({**choice.to_json(), **columns}))
         return
     from labeldp.choosing.show import show
 
     show(choice)
+    if found is not None:
+        click.echo("\n" + listing(found.readings, found.note))

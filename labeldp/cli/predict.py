@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labeldp.atomic import replacing
+from labeldp.cli.columns import table_file
 from labeldp.cli.keys import put_signature, signing_key, with_signature
 from labeldp.cli.options import Names, OptionError, check_device, delimiter_of, option_values
 
@@ -52,8 +53,8 @@ def predict(
 ) -> None:
     """Predict the labels of a table's rows, classes or numbers, with a model that labeldp train wrote.
 
-    TABLE has the columns that the model was trained on, in any order; others are ignored. A model of images
-    takes the name of a data set, and predicts its test part. This costs no privacy, however often it is done.
+    TABLE has the columns that the model was trained on, in any order; others are ignored; - is standard input. A model
+    of images takes the name of a data set, and predicts its test part. This costs no privacy, however often it is done.
 
     \b
     labeldp predict model new.csv --out predictions.csv --keep id --probabilities
@@ -77,7 +78,8 @@ def predict(
     from labeldp.results.model import for_spreadsheets, predictions
 
     how = {"delimiter": delimiter_of(delimiter), "probabilities": probabilities, "device": device}
-    found = predictions(folder, table, keep=keep or (), **how)
+    with table_file(table) as path:
+        found = predictions(folder, path, keep=keep or (), **how)
     if not raw_text and (out is None or out.suffix.lower() == ".csv"):
         found = for_spreadsheets(found)
     if out is None:

@@ -15,6 +15,7 @@ import click
 
 from labeldp.atomic import Room
 from labeldp.cli.budget import store_of
+from labeldp.cli.columns import listing, summary, table_file, with_columns
 from labeldp.cli.keys import signing_key, with_signature
 from labeldp.cli.options import (
     DELTA,
@@ -66,7 +67,7 @@ Report = Callable[[Any], None]
               "[default: beside it]")  # fmt: skip
 @click.option("--class-weight", type=Names(), metavar="CLASS=WEIGHT,...", help="How much classes count, "
               "declared; 1 where none is given.")  # fmt: skip
-@click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")
+@with_columns
 @with_rows
 @click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
@@ -95,6 +96,10 @@ def train(
     certificate: Path | None,
     class_weight: tuple[str, ...] | None,
     drop: tuple[str, ...] | None,
+    number: tuple[str, ...] | None,
+    category: tuple[str, ...] | None,
+    text: tuple[str, ...] | None,
+    date: tuple[str, ...] | None,
     user: str | None,
     id_column: str | None,
     delimiter: str | None,
@@ -109,9 +114,10 @@ def train(
 ) -> None:
     """Train a model on secret labels and write it to a folder, with its certificate.
 
-    TABLE is a Parquet or CSV file with one row per label, or the name of a data set: adult, or images found through
-    LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100, cinic10). Every other column is a public feature;
-    missing cells are fine. The folder may be given to anyone: epsilon holds whatever they do with it.
+    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, or the name
+    of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100,
+    cinic10). Every other column is a public feature; missing cells are fine. The folder may be given to anyone:
+    epsilon holds whatever they do with it.
 
     TABLE may also be what labeldp privatize wrote, with its certificate beside it: the model then learns from the
     responses, the certificate says all that must be known, and no further privacy is spent.
@@ -138,7 +144,8 @@ def train(
         )
     if out is None:
         raise OptionError("--out is missing: name the folder to write, for example --out model")
-    how = {"drop": tuple(drop or ()), "users": user, "ids": id_column, "test": test}
+    declared = {"drop": drop, "number": number, "category": category, "text": text, "date": date}
+    how = {"users": user, "ids": id_column, "test": test} | {name: cols or () for name, cols in declared.items()}
     data: PrivateData | None = None
     if note is not None:
         refuse_idle("responses that were released before", range=bounds, delta=delta, delimiter=delimiter, store=store,
@@ -151,22 +158,25 @@ def train(
     check_device(device)
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
     with (
+        table_file(table) as path,
         RunFolder(out, stopped) as kept,
         drafting(out) as draft,
         _progress(table, epsilon, quiet or as_json) as report,
     ):
         if data is None:
-            data = _data(table, label, classes, bounds, {**how, "delimiter": delimiter})
+            data = _data(path, label, classes, bounds, {**how, "delimiter": delimiter})
         paid_by = None
         if isinstance(data.vault, LabelVault):
             # A store knows users by the ids of users, and rows by those of rows.
-            ids = data.ids if user is None or id_column is None else read_ids(Path(table), user, delimiter)
+            ids = data.ids if user is None or id_column is None else read_ids(Path(path), user, delimiter)
             paid_by = store_of(table, store, key, data.vault, ids)
         weights = _weights(class_weight or (), data.classes)
         training = needed_training()
         if dry_run:
             what = "labels can be trained on" if note is None else "responses can be learnt from"
             click.echo(f"{table}: {len(data):,} {what}; nothing was spent and nothing written.")
+            if data.readings and not (quiet or as_json):
+                click.echo(listing(data.readings, data.note))
             return
         settings = option_values(ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test"))
         folder = kept.of({**settings, "features": features_digest(data.features)})
@@ -183,7 +193,7 @@ def train(
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
         click.echo(json.dumps({**found, "certificate": written.to_json()}))
     elif not quiet:
-        click.echo(_summary(result, out, data.left_out, time.perf_counter() - begun))
+        click.echo(_summary(result, out, data, time.perf_counter() - begun))
 
 
 def _check_task(
@@ -265,7 +275,7 @@ def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: 
     if unsigned:
         raise OptionError(f"{table}: {unsigned[0]}")
     named = None if note == certificate_path(table) else note
-    data = read_released(table, certificate=named, **{name: how[name] for name in ("ids", "drop", "test")})
+    data = read_released(table, certificate=named, **{name: how[name] for name in how if name != "users"})
     claim: Any = data.vault.certificate()
     users = (claim.release or {}).get("users", {}).get("column")
     stated = {"label": data.label, "classes": data.classes, "user": users}
@@ -297,7 +307,7 @@ def _weights(given: Sequence[str], classes: Sequence[str]) -> dict[str, float] |
     return found or None
 
 
-def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) -> str:
+def _summary(result: Any, out: Path, data: PrivateData, seconds: float) -> str:
     from labeldp.results.card import at_most, promise
     from labeldp.results.evaluation import evaluation_of
 
@@ -311,8 +321,7 @@ def _summary(result: Any, out: Path, left_out: Sequence[str], seconds: float) ->
     else:
         lines = [f"{done} secret labels in {seconds:.0f} s, {spent}."]
     lines.append(promise(certificate))
-    if left_out:
-        lines.append(f"Left out, because they hold one value in all rows: {', '.join(left_out)}.")
+    lines += summary(data.readings, data.note) if data.readings else []
     if own:
         found = own.words("accuracy", "auc", "r2", "mean_absolute_error")
         lines.append(f"On {own.rows:,} rows set aside, whose labels paid for this only: {found}.")

@@ -9,13 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labeldp.data.door import LEVELS, OpenLabels, PrivateData, read, seal_classes, seal_column, seal_numbers
+    from labeldp.data.door import (
+        LEVELS,
+        OpenLabels,
+        PrivateData,
+        read,
+        read_columns,
+        seal_classes,
+        seal_column,
+        seal_numbers,
+    )
     from labeldp.data.released import ReleasedLabels
     from labeldp.data.tables import read_private, read_released
 
 __all__ = [
-    "LEVELS", "OpenLabels", "PrivateData", "ReleasedLabels", "read", "read_private", "read_released", "seal_classes",
-    "seal_column", "seal_numbers",
+    "LEVELS", "OpenLabels", "PrivateData", "ReleasedLabels", "read", "read_columns", "read_private", "read_released",
+    "seal_classes", "seal_column", "seal_numbers",
 ]  # fmt: skip
 _ELSEWHERE = {"ReleasedLabels": "released", "read_private": "tables", "read_released": "tables"}
 

@@ -1,17 +1,13 @@
 """Read public columns, of files and of frames in memory, and bring them to the few kinds that a model takes.
 
-    number     floats; a missing one is NaN            (numbers, decimals, booleans; dates, times, durations in seconds)
-    category   text; a missing one is a value too      (text, dictionaries)
-    vector     several numbers: a list of fixed size   (embeddings, in files)
-
-`kind_of` decides how a column is read. A model keeps names and kinds, so that the columns of a new table are found by
-name, in any order, among others, and are read as they were when it was trained.
+`labeldp.data.kinds` decides how a column is read. A model keeps names and kinds, so that the columns of a new table are
+found by name, in any order, among others, and are read as they were when it was trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,67 +17,37 @@ import pyarrow as pa
 from pyarrow import types
 
 from labeldp.data.csv import CsvTable, open_csv
+from labeldp.data.kinds import ABSENT, Column, best_format, is_prose, is_text, kind_of, written_dates, written_numbers
 from labeldp.data.labels import is_missing, pc
 from labeldp.data.parquet import ParquetTable, open_parquet
 from labeldp.data.request import TableError, column_advice, listed
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
+# Compressed text files, by how their names end, after .csv or the like.
+COMPRESSED = (".gz", ".zst")
 # What a missing category of a frame is called: a value like any other.
 MISSING = "(missing)"
+# Where a field of an Arrow table says how its text is to be read.
+_KIND = b"labeldp.kind"
 
 
-# -- kinds -----------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Column:
-    """A public column by name and kind; `size` numbers for a vector."""
+def numbers(values: Any, name: str, like: Column | None = None, strays: bool = False) -> npt.NDArray[np.float64]:
+    """Return a column's numbers, NaN where one is missing; dates, times and durations in seconds.
 
-    name: str
-    kind: str
-    size: int = 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
-
-def kind_of(name: str, kind: pa.DataType) -> str:
-    """Decide how a column of this type is read: "number", "category" or "vector"; refuse what no model reads.
-
-    >>> kind_of("when", pa.date32()), kind_of("who", pa.string()), kind_of("face", pa.list_(pa.float32(), 64))
-    ('number', 'category', 'vector')
+    Text is numbers or dates where it is written `like` a column that a model was trained on. What else stands there is
+    missing: the usual words for that, those met in training and, where `strays` may be, any.
     """
-    plain = kind.value_type if types.is_dictionary(kind) else kind
-    if _is_number(plain):
-        return "number"
-    # A column without any value is a category that is always missing.
-    if types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain) or types.is_null(plain):
-        return "category"
-    if types.is_fixed_size_list(plain) and _is_number(plain.value_type):
-        return "vector"
-    if types.is_binary(plain) or types.is_large_binary(plain):
-        raise TableError(
-            f"column {name!r} is not UTF-8 text; save the file as UTF-8, or leave the column out with --drop"
-        )
-    raise TableError(
-        f"column {name!r} holds {kind}, which no model reads; give numbers, text, dates or true/false, or leave it out "
-        "with --drop"
-    )
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    plain = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind)
-    return plain or (types.is_temporal(kind) and not types.is_interval(kind))
-
-
-def numbers(values: Any, name: str) -> npt.NDArray[np.float64]:
-    """Return a column's numbers, NaN where one is missing; dates, times and durations in seconds."""
     kind = values.type
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    plain = kind.value_type if types.is_dictionary(kind) else kind
+    if like is not None and is_text(plain):
+        column = _written(column.cast(plain), like, strays)
     try:
-        if types.is_dictionary(kind):
-            column = column.cast(kind.value_type)
+        if types.is_dictionary(column.type):
+            column = column.cast(plain)
         if types.is_temporal(column.type):
             # Since 1970, or since midnight.
             clock = pa.time64("us") if types.is_time(column.type) else pa.timestamp("us")
@@ -96,6 +62,25 @@ def numbers(values: Any, name: str) -> npt.NDArray[np.float64]:
         raise TableError(f"column {name!r} has type {kind}, but the model reads numbers there; check the table")
     refuse_infinite(found, f"column {name!r}")
     return found
+
+
+def _written(values: Any, like: Column, strays: bool) -> Any:
+    """Return the numbers or dates that texts are, NaN for cells that are none."""
+    coded = pc.utf8_trim_whitespace(values.cast(pa.large_string())).combine_chunks().dictionary_encode()
+    texts = coded.dictionary
+    if like.kind == "date":
+        found = written_dates(texts, like.format or best_format(texts, np.ones(len(texts), np.int64)))
+    else:
+        found = written_numbers(texts, like.decimal)
+    known = {"", *like.absent}
+    others = [text for text, one in zip(texts.to_pylist(), found, strict=True) if np.isnan(one) and text not in known]
+    odd = [text for text in others if text.casefold() not in ABSENT]
+    if odd and not strays:
+        raise TableError(
+            f"column {like.name!r} has type {values.type} and holds {odd[0][:24]!r}, but the model reads "
+            f"{like.kind}s there; leave cells empty where none is known, and check the table"
+        )
+    return pa.chunked_array([pa.array(found).take(coded.indices)]).fill_null(np.nan)
 
 
 def refuse_infinite(found: npt.NDArray[Any], where: str) -> None:
@@ -120,9 +105,17 @@ def texts(values: Any, name: str, missing: str) -> Any:
 def open_table(path: Path, delimiter: str | None = None, argument: str = "") -> CsvTable | ParquetTable:
     """Open a Parquet or CSV file: its footer or header is read, and nothing else. `argument` is for messages."""
     where = f"{argument}={str(path)!r}" if argument else repr(str(path))
-    kind = path.suffix.lower()
-    if kind not in TEXT + PARQUET:
-        raise TableError(f"{where} has no known format; its name must end in {', '.join(PARQUET + TEXT)}")
+    if path.is_dir():
+        raise TableError(
+            f"{where} is a folder; give the path of one Parquet or CSV file. Images are given by the name of a data "
+            "set, or in Python as an array (n, channels, height, width) to LabelDPClassifier"
+        )
+    kind = Path(path.stem if path.suffix.lower() in COMPRESSED else path).suffix.lower()
+    if kind not in TEXT + PARQUET or (kind in PARQUET and path.suffix.lower() != kind):
+        raise TableError(
+            f"{where} has no known format; its name must end in {', '.join(PARQUET + TEXT)}, the last three also in "
+            ".gz or .zst after that"
+        )
     if not path.is_file():
         raise TableError(f"{where} is not a file; give the path of one Parquet or CSV file")
     if kind in TEXT:
@@ -143,6 +136,9 @@ def read_public(
         advice = column_advice(missing[0], names)
         raise TableError(f"there is no single column {missing[0]!r} in {path.name}; {advice}")
     kept = [name for name in names if name not in without]
+    twice = sorted({name for name in kept if names.count(name) > 1})
+    if twice:
+        raise TableError(f"{path.name} has several columns named {listed(twice)}; rename all but one of each")
     if not kept:
         raise TableError(f"{path.name} has no column beside {listed(without)}; give a table with public features")
     return _with_rows(source.read(kept, as_text), path)
@@ -165,40 +161,25 @@ def read_like(
         if name not in source.names:
             raise TableError(f"--keep: there is no column {name!r} in {path}; check the spelling (case matters)")
     _check_present(columns, source.names)
-    categories = [column.name for column in columns if column.kind == "category"]
+    written = [column.name for column in columns if column.as_text]
     wanted = dict.fromkeys([*(column.name for column in columns), *keep])
-    table = _with_rows(source.read(list(wanted), (*categories, *keep)), path)
+    table = _with_rows(source.read(list(wanted), (*written, *keep)), path)
     return conformed(table, columns), table.select(list(keep))
 
 
-def columns_of(table: pa.Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """Return the columns a model can learn from, and the names of those left out because all values are the same."""
-    kept, constant = [], []
-    for field, values in zip(table.schema, table.columns, strict=True):
-        kind = kind_of(field.name, field.type)
-        if kind == "vector":
-            kept.append(Column(field.name, kind, field.type.list_size))
-        elif len(pc.unique(values.cast(field.type.value_type) if types.is_dictionary(field.type) else values)) < 2:
-            constant.append(field.name)
-        else:
-            kept.append(Column(field.name, kind))
-    if not kept:
-        raise TableError(
-            f"no public column says anything: {listed(table.column_names) or 'there is none'} "
-            "each have one value in all rows; give at least one feature that varies"
-        )
-    return tuple(kept), tuple(constant)
+def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) -> pa.Table:
+    """Return these columns of a table, in this order: float64 (NaN where missing) and text ('' where missing).
 
-
-def conformed(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Return these columns of a table, in this order: float64 (NaN where missing) and text ('' where missing)."""
+    Fields of text say whether they are categories or prose, for `read_frame`; `strays` as for `numbers`.
+    """
     _check_present(columns, table.column_names)
     found: dict[str, Any] = {}
+    kinds = {column.name: column.kind for column in columns if column.kind in ("category", "text")}
     for column in columns:
         name, values = column.name, table.column(column.name)
-        if column.kind == "number":
-            found[name] = pa.array(numbers(values, name))
-        elif column.kind == "category":
+        if column.kind in ("number", "date"):
+            found[name] = pa.array(numbers(values, name, column, strays))
+        elif column.kind in ("category", "text"):
             found[name] = texts(values, name, "")
         else:
             kind = values.type
@@ -208,7 +189,11 @@ def conformed(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
                 )
             flat = numbers(values.combine_chunks().flatten(), name).reshape(-1, column.size)
             found |= {f"{name}[{i}]": pa.array(np.ascontiguousarray(flat[:, i])) for i in range(column.size)}
-    return pa.table(found)
+    made = pa.table(found)
+    marked = [
+        field.with_metadata({_KIND: kinds[field.name]}) if field.name in kinds else field for field in made.schema
+    ]
+    return made.cast(pa.schema(marked))
 
 
 def _check_present(columns: Sequence[Column], names: list[str]) -> None:
@@ -231,34 +216,46 @@ def _with_rows(table: pa.Table, path: Path) -> pa.Table:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns are numbers, in the order in which they come; the others are categories."""
+    """Which columns are numbers and which are prose, in the order in which they come; the others are categories."""
 
     numeric: tuple[bool, ...]
+    prose: tuple[bool, ...] = ()
 
     @classmethod
-    def of(cls, columns: list[npt.NDArray[Any]]) -> Layout:
-        """Return which of these columns are numbers."""
-        return cls(tuple(column.dtype.kind == "f" for column in columns))
+    def of(cls, columns: list[npt.NDArray[Any]], prose: bool = True) -> Layout:
+        """Return which of these columns are numbers and, unless it is to be categories, which are prose."""
+        found = tuple(prose and column.dtype.kind == "O" for column in columns)
+        return cls(tuple(column.dtype.kind == "f" for column in columns), found if any(found) else ())
 
-    def split(self, columns: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
-        """Return numbers, (n, a), and categories, (n, b), each column as it was when the model was fitted."""
-        rows, floats, words = len(columns[0]) if columns else 0, [], []
-        for number, (column, numeric) in enumerate(zip(columns, self.numeric, strict=True)):
+    def split(self, columns: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], ...]:
+        """Return numbers, (n, a), and categories, (n, b), each column as it was when the model was fitted.
+
+        Where there is prose, (n, c), it comes third.
+        """
+        rows, floats, words, prose = len(columns[0]) if columns else 0, [], [], []
+        for number, (given, numeric) in enumerate(zip(columns, self.numeric, strict=True)):
+            column = given
             if numeric and column.dtype.kind != "f":
                 # All missing: a frame cannot tell what it would have been.
                 if (column != MISSING).any():
                     raise TableError(f"X: column {number} holds text; it held numbers when the model was fitted")
                 floats.append(np.full(len(column), np.nan))
-            elif column.dtype.kind == "f" and not numeric:
-                # Postcodes, say, that happen to be all digits.
-                written = (str(int(value)) if value == np.floor(value) else str(value) for value in column.tolist())
-                words.append(np.array([MISSING if text == "nan" else text for text in written]))
+            elif numeric:
+                floats.append(column)
             else:
-                (floats if numeric else words).append(column)
-        return (
+                if column.dtype.kind == "f":
+                    # Postcodes, say, that happen to be all digits.
+                    written = (str(int(value)) if value == np.floor(value) else str(value) for value in column.tolist())
+                    column = np.array([MISSING if text == "nan" else text for text in written])
+                if self.prose and self.prose[number]:
+                    prose.append(column.astype(object))
+                else:
+                    words.append(column.astype(str, copy=False))
+        tables = (
             np.stack(floats, axis=1) if floats else np.empty((rows, 0)),
             np.stack(words, axis=1) if words else np.empty((rows, 0), dtype="U1"),
         )
+        return (*tables, np.stack(prose, axis=1)) if prose else tables
 
 
 def is_frame(inputs: object) -> bool:
@@ -274,18 +271,26 @@ def names_of(frame: Any) -> list[Any]:
 
 
 def read_frame(frame: Any) -> list[npt.NDArray[Any]]:
-    """Return one array per column: float64 for numbers, text for categories."""
+    """Return one array per column: float64 for numbers, text for categories, text as objects for prose."""
     found = []
     for name in names_of(frame):
         column = _arrow_column(frame[name])
         kind = kind_of(str(name), column.type)
         if kind == "vector":
             raise TableError(f"X: column {str(name)!r} holds {column.type}; give its numbers as columns of their own")
-        if kind == "number":
+        if kind in ("number", "date"):
             found.append(numbers(column, str(name)))
-        else:
-            found.append(np.asarray(texts(column, str(name), MISSING).to_pylist(), dtype=str))
+            continue
+        said = (frame.schema.field(name).metadata or {}).get(_KIND) if isinstance(frame, pa.Table) else None
+        values = texts(column, str(name), MISSING)
+        prose = said == b"text" if said else _is_prose(values)
+        found.append(np.asarray(values.to_pylist(), dtype=object if prose else str))
     return found
+
+
+def _is_prose(texts: Any) -> bool:
+    different = pc.unique(texts)
+    return is_prose(len(different), float(pc.mean(pc.count_substring_regex(texts, r"\S+")).as_py() or 0.0))
 
 
 def _arrow_column(column: Any) -> Any:
@@ -320,7 +325,8 @@ def _object_column(where: str, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     odd = next((type(value).__name__ for value in given if not isinstance(value, str)), None)
     if odd is not None:
         raise TableError(f"{where} mixes text with {odd}; an argument must be a string or a number")
-    return np.where(missing, MISSING, column).astype(str)
+    filled = np.where(missing, MISSING, column)
+    return filled if _is_prose(pa.array(filled, pa.large_string())) else filled.astype(str)
 
 
 def comes_in_parts(inputs: Any) -> bool:
@@ -341,7 +347,10 @@ def parts_of(inputs: Any, at_once: int) -> Iterator[Any]:
 
 
 def take_rows(inputs: Any, rows: npt.NDArray[np.intp]) -> Any:
-    """Return these rows of a table, array, tensor or list."""
+    """Return these rows of a table, array, sparse matrix, tensor or list."""
     if is_frame(inputs) and hasattr(inputs, "take"):
         return inputs.take(rows)
+    if hasattr(inputs, "tocsr"):
+        # Sparse; not every kind of it can be indexed.
+        return inputs.tocsr()[rows]
     return [inputs[row] for row in rows] if isinstance(inputs, (list, tuple)) else inputs[rows]

@@ -81,7 +81,7 @@ class Records:
 
 
 def read_header(file: IO[bytes], delimiter: bytes) -> Header:
-    """Read the first record and leave the file positioned after it."""
+    """Read the first record, from the start of a file."""
     data, start = b"", 0
     while chunk := file.read(1 << 16):
         data += chunk
@@ -90,7 +90,6 @@ def read_header(file: IO[bytes], delimiter: bytes) -> Header:
         ends = separators[np.frombuffer(data[start:], np.uint8)[separators] == _NEWLINE]
         if len(ends):
             data = data[: start + int(ends[0]) + 1]
-            file.seek(len(data))
             break
         _refuse_endless(data, -1)
     text = data[start:].rstrip(b"\r\n")
@@ -221,6 +220,8 @@ class CsvTable:
     path: Path
     delimiter: bytes
     header: Header
+    # Whether the delimiter is neither given nor the usual one.
+    sniffed: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -254,12 +255,17 @@ class CsvTable:
         try:
             # Arrow's own block of 1 MiB would refuse a longer record.
             return pacsv.read_csv(self.path, pacsv.ReadOptions(block_size=16 << 20), parse, convert)
-        except (pa.ArrowException, UnicodeError):
-            # Its message may quote a whole line, label included.
-            raise TableError(
-                f"{self.path.name} cannot be read as CSV; check that every line has as many fields as the header, give "
-                "the --delimiter, and save it as UTF-8"
-            ) from None
+        except (pa.ArrowException, UnicodeError, OSError):
+            # Its message may quote a whole line, label included; ours has the number of the row, where that is it.
+            wrong = (
+                "cannot be read as CSV; check that every line has as many fields as the header, give the --delimiter, "
+                "and save it as UTF-8"
+            )
+        try:
+            self.count_rows()
+        except TableError as error:
+            wrong = str(error)
+        raise TableError(f"{self.path.name}: {wrong}")
 
     def codes(self, label: str, classes: tuple[str, ...]) -> Iterator[tuple[Codes, int]]:
         """Yield class numbers block by block, and how many labels are missing; no other cell is looked at."""
@@ -295,10 +301,11 @@ class CsvTable:
     def _parts(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[Records | bytes, float]]:
         """Yield what follows the header as `scan` finds it, and the share of the file that was read so far."""
         with _reading(self.path):
-            source = self.path.open("rb")
+            source = _opened(self.path)
+            size = max(os.stat(self.path).st_size, 1)
         with source:
-            size = max(os.fstat(source.fileno()).st_size, 1)
-            source.seek(len(self.header.raw))
+            with _reading(self.path):
+                source.read(len(self.header.raw))
             parts = scan(source, self.delimiter, len(self.header.cells), block_bytes)
             while True:
                 # Only the reading is guarded: what goes wrong at the yield is the writer's.
@@ -306,7 +313,8 @@ class CsvTable:
                     part = next(parts, None)
                 if part is None:
                     return
-                yield part, source.tell() / size
+                # How far a compressed file is read cannot be told.
+                yield part, source.tell() / size if source.seekable() else 0.0
 
 
 @dataclass(frozen=True)
@@ -338,27 +346,49 @@ class CsvWriter:
 
 
 def open_csv(path: Path, delimiter: str | None = None) -> CsvTable:
-    """Read the header. No label is looked at."""
-    separator = checked_delimiter(delimiter, path)
-    with _reading(path), path.open("rb") as file:
-        return CsvTable(path, separator, read_header(file, separator))
+    """Read the header. No label is looked at.
+
+    Where no delimiter is given and the usual one does not divide the header, another one that does is taken.
+    """
+    usual = checked_delimiter(delimiter, path)
+    tried: dict[bytes, Header | TableError] = {}
+    for separator in (usual,) if delimiter is not None else dict.fromkeys((usual, b";", b"\t", b"|", b",")):
+        with _reading(path), _opened(path) as file:
+            try:
+                tried[separator] = found = read_header(file, separator)
+            except TableError as error:
+                tried[separator] = error
+                continue
+        if len(found.cells) > 1:
+            return CsvTable(path, separator, found, separator != usual)
+    first = tried[usual]
+    if isinstance(first, TableError):
+        raise first
+    return CsvTable(path, usual, first)
 
 
 def checked_delimiter(delimiter: str | None, path: Path) -> bytes:
     """Return the delimiter as one byte; when none is given, a tab for `.tsv` and a comma otherwise."""
     if delimiter is None:
-        return b"\t" if path.suffix.lower() == ".tsv" else b","
+        return b"\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes[-2:]] else b","
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
         raise TableError(f"delimiter={delimiter!r} cannot separate fields; give one ASCII character such as ',' or ';'")
     return delimiter.encode("ascii")
+
+
+def _opened(path: Path) -> Any:
+    """Open a file to read its bytes, those of a compressed one as they were; nothing of it is written anywhere."""
+    kind = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
+    return path.open("rb") if kind is None else pa.input_stream(str(path), compression=kind)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise TableError(f"source={str(path)!r} cannot be read ({error.strerror})") from None
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged, or not compressed as its name says"
+        raise TableError(f"source={str(path)!r} cannot be read ({reason})") from None
 
 
 def cell_text(name: str, delimiter: bytes) -> bytes:

@@ -5,6 +5,7 @@
     seal_classes   classes in memory
     seal_or_take   classes in memory, or responses that were released before, which hold no label
     seal_numbers   numbers in memory
+    read_columns   the public columns alone, and how each is read; no label
     read_open      a public table to measure with: its labels are `OpenLabels`, which no vault and no estimator takes
 
 Outside of `labeldp.data`, `labeldp.core` and `labeldp.mechanisms` no training label is ever open. No message quotes a
@@ -13,7 +14,8 @@ label: errors give counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,8 +27,10 @@ import pyarrow as pa
 
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.data.columns import Column, columns_of, conformed, open_table, read_like, read_one, read_public
+from labeldp.data.columns import conformed, open_table, read_like, read_one, read_public
+from labeldp.data.csv import CsvTable
 from labeldp.data.files import ADULT_CLASSES, MissingDataError, adult_path
+from labeldp.data.kinds import Column, Reading, kept_columns, readings_of
 from labeldp.data.labels import (
     OBSERVED,
     as_array,
@@ -38,7 +42,7 @@ from labeldp.data.labels import (
 )
 from labeldp.data.open_rows import Features, OpenLabels, OpenRows, same_file
 from labeldp.data.released import ReleasedLabels
-from labeldp.data.request import TableError, declared_classes, refusing, usable
+from labeldp.data.request import TableError, column_advice, declared_classes, refusing, usable
 from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.releases import NoisyLabels
@@ -61,9 +65,10 @@ class PrivateData:
         classes: as declared, or as published; empty where the label is a number.
         bounds: of a label that is a number, as declared; None for classes.
         columns: of a table; None for images.
-        left_out: public columns that hold one value.
         test: public rows to measure with, where there are some.
         ids: of the rows, as texts, where a column of them was named.
+        readings: how each public column was read, those that were set aside included.
+        note: what else is to be known of how the file was read; empty where nothing is.
     """
 
     name: str
@@ -73,9 +78,10 @@ class PrivateData:
     classes: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
     columns: tuple[Column, ...] | None = None
-    left_out: tuple[str, ...] = ()
     test: OpenRows | None = None
     ids: tuple[str, ...] | None = field(default=None, repr=False)
+    readings: tuple[Reading, ...] = ()
+    note: str = ""
 
     def __len__(self) -> int:
         return len(self.vault)
@@ -91,6 +97,16 @@ class PrivateData:
         return (" × ".join(map(str, np.shape(self.features)[1:])) + " pixels",)
 
 
+@dataclass(frozen=True, eq=False)
+class PublicColumns:
+    """The public columns of a table as a model takes them, how each was read, and a note on how the file was."""
+
+    features: pa.Table = field(repr=False)
+    columns: tuple[Column, ...]
+    readings: tuple[Reading, ...]
+    note: str = ""
+
+
 @refusing
 def read(
     table: Path | str,
@@ -101,6 +117,10 @@ def read(
     users: str | None = None,
     ids: str | None = None,
     drop: Sequence[str] = (),
+    number: Sequence[str] = (),
+    category: Sequence[str] = (),
+    text: Sequence[str] = (),
+    date: Sequence[str] = (),
     delimiter: str | None = None,
     test: Path | str | None = None,
     rng: SecureRandom | None = None,
@@ -118,7 +138,8 @@ def read(
         users: a column that says whose each row is; the vault then protects all labels of a user together.
         ids: a public column by which rows are known again, in a test table and in a budget store; it is no feature.
         drop: columns that are not features.
-        delimiter: of CSV files; a tab for `.tsv` and a comma otherwise when None.
+        number, category, text, date: columns to be read as these, whatever their cells look like.
+        delimiter: of CSV files; when None, a tab for `.tsv` and a comma otherwise, or what the header is divided by.
         test: a table like the first whose labels are public. Rows that are trained on are left out of it, and a table
             made of them is refused; see `labeldp.data.open_rows`.
         rng: the vault's noise; operating-system entropy when None.
@@ -137,8 +158,12 @@ def read(
         return _named(str(table), rng)
     path = Path(table)
     _check_declared(classes, bounds)
+    kinds = {"number": number, "category": category, "text": text, "date": date}
     seal = partial(seal_column, path, label, classes, bounds=bounds, users=users, delimiter=delimiter, rng=rng)
-    return beside(path, label, classes, seal, bounds, users=users, ids=ids, drop=drop, delimiter=delimiter, test=test)
+    return beside(
+        path, label, classes, seal, bounds,
+        users=users, ids=ids, drop=drop, kinds=kinds, delimiter=delimiter, test=test,
+    )  # fmt: skip
 
 
 def beside(
@@ -151,26 +176,24 @@ def beside(
     users: str | None,
     ids: str | None,
     drop: Sequence[str],
+    kinds: Mapping[str, Sequence[str]],
     delimiter: str | None,
     test: Path | str | None,
 ) -> PrivateData:
     """Read the public features of a table, and then its labels, which are sealed or were released before.
 
-    Other arguments are those of `read`.
+    `kinds` are columns to be read as numbers, categories, text or dates; other arguments are those of `read`.
     """
-    if label in drop:
-        raise TableError(f"drop names {label!r}, which is the label and is never a feature; leave it out of --drop")
     if label in (users, ids):
         raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
-    without = dict.fromkeys((label, *drop, *(name for name in (users, ids) if name is not None)))
-    public = read_public(path, tuple(without), delimiter)
-    columns, left_out = columns_of(public)
-    features, vault = conformed(public, columns), labels()
-    if len(vault) != len(features):
-        raise TableError(
-            f"{path.name} has {len(vault)} labels in {len(features)} rows; remove blank lines, and check the quotes"
-        )
-    known = None if ids is None else read_ids(path, ids, delimiter)
+    with _about(path.name):
+        public = read_columns(path, label, users=users, ids=ids, drop=drop, **kinds, delimiter=delimiter)
+        features, columns, vault = public.features, public.columns, labels()
+        if len(vault) != len(features):
+            raise TableError(
+                f"{path.name} has {len(vault)} labels in {len(features)} rows; remove blank lines, and check the quotes"
+            )
+        known = None if ids is None else read_ids(path, ids, delimiter)
     opened = None
     if test is not None:
         if same_file(path, Path(test)):
@@ -178,11 +201,75 @@ def beside(
                 f"test={str(test)!r} holds the rows that are trained on, and their labels are secret; leave it out, or "
                 "give other rows, whose labels are public"
             )
-        rows, both = read_open(Path(test), label, classes, columns, delimiter), None
-        if ids is not None and ids in open_table(Path(test), delimiter).names:
-            both = read_ids(Path(test), ids, delimiter), known
+        with _about(f"test={str(test)!r}"):
+            rows, both = read_open(Path(test), label, classes, columns, delimiter), None
+            if ids is not None and ids in open_table(Path(test), delimiter).names:
+                both = read_ids(Path(test), ids, delimiter), known
         opened = rows.without_training_rows(features, both)
-    return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, left_out, opened, known)
+    how = {"readings": public.readings, "note": public.note}
+    return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, opened, known, **how)
+
+
+@refusing
+def read_columns(
+    table: Path | str,
+    label: str,
+    *,
+    users: str | None = None,
+    ids: str | None = None,
+    drop: Sequence[str] = (),
+    number: Sequence[str] = (),
+    category: Sequence[str] = (),
+    text: Sequence[str] = (),
+    date: Sequence[str] = (),
+    delimiter: str | None = None,
+) -> PublicColumns:
+    """Read all columns of a file but the label, and say how each was read; arguments as for `read`.
+
+    >>> found = read_columns(adult_path(), "income")
+    >>> [(one.name, one.read_as, one.missing, one.distinct) for one in found.readings[:2]]
+    [('age', 'number', 0.0, 73), ('workclass', 'category', 0.0, 9)]
+    """
+    path, kinds = Path(table), {"number": number, "category": category, "text": text, "date": date}
+    with _about(path.name):
+        source = open_table(path, delimiter)
+        _check_named(path, source.names, label, {"drop": drop, **kinds})
+        without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
+        public = read_public(path, tuple(without), delimiter, (*category, *text, *date))
+        readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
+        columns = kept_columns(readings)
+        features = conformed(public, columns, strays=True)
+    reasons = {users: "says whose a row is", ids: "says which a row is"}
+    aside = (Reading(name, "left out", note=reasons.get(name, "as requested")) for name in without if name != label)
+    shown = source.delimiter.decode() if isinstance(source, CsvTable) and source.sniffed else ""
+    note = f"{path.name} was read with {shown!r} as delimiter." if shown else ""
+    return PublicColumns(features, columns, (*readings, *aside), note)
+
+
+def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequence[str]]) -> None:
+    """Raise TableError where an argument names a column that is not there, is the label, or was named before."""
+    before: dict[str, str] = {}
+    for argument, columns in given.items():
+        for name in columns:
+            if name == label:
+                raise TableError(f"{argument} names {name!r}, which is the label and is never a feature; leave it out")
+            if name not in names:
+                raise TableError(
+                    f"{argument} names {name!r}, which is no column of {path.name}; {column_advice(name, names)}"
+                )
+            if before.setdefault(name, argument) != argument:
+                raise TableError(f"{before[name]} and {argument} both name {name!r}; leave it out of one of them")
+
+
+@contextmanager
+def _about(what: str) -> Iterator[None]:
+    """Let refusals begin with what they are about, unless they say it anyway."""
+    try:
+        yield
+    except TableError as error:
+        if what not in str(error):
+            raise TableError(f"{what}: {error}") from None
+        raise
 
 
 def read_ids(path: Path, column: str, delimiter: str | None = None) -> tuple[str, ...]:

@@ -83,9 +83,9 @@ def column_advice(name: str, names: Sequence[str]) -> str:
     "did you mean 'income '?"
     """
     folded = {other.strip().casefold(): other for other in names if other != name}
-    near = difflib.get_close_matches(name.strip().casefold(), folded, 1, cutoff=0.8)
+    near = difflib.get_close_matches(name.strip().casefold(), folded, 3, cutoff=0.8)
     if near:
-        return f"did you mean {folded[near[0]]!r}?"
+        return f"did you mean {' or '.join(repr(folded[one]) for one in near)}?"
     return (
         f"it is there {names.count(name)} times among {len(names)} columns; check the spelling (case matters), the "
         "delimiter, and that the first line of a CSV file names the columns"

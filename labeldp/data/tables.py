@@ -24,7 +24,7 @@ from labeldp.core.certificate import read as read_certificate
 from labeldp.core.events import PureDP, Query
 from labeldp.core.ledger import ONE_LABEL, ONE_USER
 from labeldp.core.random import SecureRandom
-from labeldp.data.columns import PARQUET, TEXT, open_table
+from labeldp.data.columns import COMPRESSED, PARQUET, TEXT, open_table
 from labeldp.data.csv import CsvTable
 from labeldp.data.door import PrivateData, beside, read_ids
 from labeldp.data.parquet import ParquetTable
@@ -144,6 +144,8 @@ def privatize(
 def _source(source: Path, target: Path, delimiter: str | None) -> CsvTable | ParquetTable:
     """Open the source; refuse a target that is the source itself, or of another format."""
     table = open_table(source, delimiter, "source")
+    if source.suffix.lower() in COMPRESSED:
+        raise TableError(f"source={str(source)!r} is compressed, and is copied byte by byte; decompress it first")
     if target.suffix.lower() not in TEXT + PARQUET:
         known = ", ".join(PARQUET + TEXT)
         raise TableError(f"target={str(target)!r} has no known format; its name must end in {known}")
@@ -234,6 +236,10 @@ def read_released(
     certificate: Path | str | None = None,
     ids: str | None = None,
     drop: Sequence[str] = (),
+    number: Sequence[str] = (),
+    category: Sequence[str] = (),
+    text: Sequence[str] = (),
+    date: Sequence[str] = (),
     test: Path | str | None = None,
 ) -> PrivateData:
     """Read public features and the responses beside them from a file that `privatize` wrote, if its certificate holds.
@@ -268,7 +274,9 @@ def read_released(
     public: Any = private.certificate and private.certificate.release
     return beside(
         path, private.label, private.classes, lambda: ReleasedLabels(private.labels, private.certificate),
-        users=public.get("users", {}).get("column"), ids=ids, drop=drop, delimiter=public.get("delimiter"), test=test,
+        users=public.get("users", {}).get("column"), ids=ids, drop=drop,
+        kinds={"number": number, "category": category, "text": text, "date": date},
+        delimiter=public.get("delimiter"), test=test,
     )  # fmt: skip
 
 

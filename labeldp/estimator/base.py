@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 import time
 import warnings
@@ -13,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, _clone_parametrized
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_n_features, check_is_fitted, validate_data
@@ -39,7 +41,9 @@ from labeldp.estimator.progress import Reporter
 from labeldp.estimator.serialise import Arrays, Config, Predictor, predictor_of
 from labeldp.features.extract import Extractor, FeatureMap, sample_rows
 from labeldp.features.patches import Patches
+from labeldp.features.sparse import Projected
 from labeldp.features.tables import Coded, Coder, Table, TableMap
+from labeldp.features.text import TableAndText, TableAndTextMap, Text
 from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
@@ -50,6 +54,8 @@ from labeldp.results.evaluation import Evaluation
 
 # Rows of which features are found where there are many more, and rows that are read at a time.
 _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
+# Sparse rows of more columns, or of more cells in all, are projected; others are numbers like any.
+_WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
@@ -93,6 +99,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.string = True
+        tags.input_tags.sparse = True
         # Noise never comes from random_state, so two fits differ.
         tags.non_deterministic = True
         tags.target_tags.required = True
@@ -157,7 +164,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
         read = self._read(inputs, reset=True) if coded is None else coded
-        rows = len(read[0]) if isinstance(read, tuple) else len(read)
+        rows = len(read[0]) if isinstance(read, tuple) else int(read.shape[0])
         if len(vault) != rows:
             raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
         if rows < self._fewest_rows:
@@ -185,7 +192,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             shown = seen if same else _rows_of(shown, others)
         self.choice_, self.method_ = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
-        columns = self._map.plain if isinstance(self._map, TableMap) else None
+        columns = self._map.plain if isinstance(self._map, TableMap | TableAndTextMap) else None
         job = Job(
             seen, shown, training, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter,
             self.learner, columns, getattr(self, "class_weight", None) is not None,
@@ -265,9 +272,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
         Where responses were released before, the best that learns from them.
         """
         width = seen.shape[1]
-        if isinstance(self._map, TableMap):
+        table = self._map.table if isinstance(self._map, TableAndTextMap) else self._map
+        if isinstance(table, TableMap):
             # Directions that the features offer: bins and steps of a number say the same as it does, and count as one.
-            again = sum(len(edges) + 1 for edges in self._map.edges) + sum(map(len, self._map.steps))
+            again = sum(len(edges) + 1 for edges in table.edges) + sum(map(len, table.steps))
             width = max(1, width - again)
         by_user = isinstance(vault, UserVault)
         choice = choose(
@@ -291,7 +299,16 @@ class LabelDPEstimator(BaseEstimator, ABC):
     # -- features ---------------------------------------------------------------------------------------------------
 
     def _read(self, inputs: Any, reset: bool) -> Any:
-        """Return features as the extractor takes them: (numeric, categorical), or a tensor of images."""
+        """Return features as the extractor takes them: a tensor of images, wide sparse rows, or (numeric, categorical).
+
+        Columns of prose, where there are some, come third.
+        """
+        if issparse(inputs) or (not reset and self._layout == _PROJECTED):
+            rows = cast("Any", validate_data)(self, inputs, accept_sparse="csr", dtype="numeric", reset=reset)
+            if (rows.shape[1] > _WIDE or math.prod(rows.shape) > _MANY_CELLS) if reset else self._layout == _PROJECTED:
+                self._layout = _PROJECTED
+                return csr_array(rows)
+            inputs = rows.toarray()
         if isinstance(inputs, Tensor):
             inputs = inputs.detach().cpu().numpy()
         if is_frame(inputs):
@@ -305,7 +322,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 cast("Any", validate_data)(self, inputs, dtype=None, ensure_all_finite=False, reset=reset)
             )
         if reset or self._layout is None:
-            self._layout = Layout.of(read)
+            self._layout = Layout.of(read, prose=self.features is None)
         return self._layout.split(read)
 
     def _named(self, frame: Any, reset: bool) -> Any:
@@ -350,6 +367,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
     def _fit_features(self, inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
         """Fit the extractor to public features; return what heads and networks see."""
         usual: Extractor = Patches(seed=seed) if self._layout is None else Table(**_TABLE, seed=seed)
+        if issparse(inputs):
+            usual = Projected(seed=seed)
+        elif self._layout is not None and self._layout.prose:
+            usual = TableAndText(Table(**_TABLE, seed=seed), Text(seed=seed))
         extractor = usual if self.features is None else self.features
         self._map = extractor.fit(inputs, None if self.device is None else torch.device(self.device))
         return self._encode(inputs)
@@ -363,7 +384,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
         able = self._task == "classes" and (method == AUTO or BY_KEY[method].coded) and self.model is None
         if not able or self.features is not None or not comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
             return None
-        some = self._read(take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy()), reset=True)
+        some: Any = self._read(take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy()), reset=True)
+        if len(some) > 2:
+            return None
         place = None if self.device is None else torch.device(self.device)
         self._map = found = Table(**_TABLE, seed=seed).fit(some, place)
         if len(inputs) * found.dim <= MOST_CELLS:
@@ -384,6 +407,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if hasattr(self, "feature_names_in_"):
             fitted["names"] = list(self.feature_names_in_)
         kinds = {} if self._layout is None else {"numeric": list(self._layout.numeric)}
+        if self._layout is not None and self._layout.prose:
+            kinds["prose"] = list(self._layout.prose)
         whole = {"format": serialise.FORMAT, "kind": self._kind, **fitted, **kinds, **self._own_parts()}
         return {**whole, "map": map_config, "predictor": config}, {**map_arrays, **arrays}
 
@@ -409,7 +434,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         made.method_, made.n_features_in_, made.choice_ = config["method"], config["features_in"], None
         if "names" in config:
             made.feature_names_in_ = np.asarray(config["names"], dtype=object)
-        made._layout = Layout(tuple(config["numeric"])) if "numeric" in config else None
+        prose = tuple(config.get("prose", ()))
+        made._layout = Layout(tuple(config["numeric"]), prose) if "numeric" in config else None
         made._map = serialise.map_from_parts(config["map"], arrays, place)
         made._predictor = serialise.predictor_from_parts(config["predictor"], arrays, model, place)
         if certificate is not None:

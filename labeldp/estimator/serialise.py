@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from labeldp.features.extract import FeatureMap, RawMap, Scaling
 from labeldp.features.kernels import Cosines
 from labeldp.features.patches import PatchMap
+from labeldp.features.sparse import ProjectedMap
 from labeldp.features.tables import Coded, TableMap
+from labeldp.features.text import TableAndTextMap, TextMap
 from labeldp.learning.learners import Kernel, Trees
 from labeldp.learning.train import predict
 from labeldp.learning.trees import Forest
@@ -274,7 +276,7 @@ _PATCHES = ("floor", "size", "stride", "pool", "threshold")
 
 
 def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
-    """Return settings and arrays of a table's, a patch dictionary's or a plain map."""
+    """Return settings and arrays of a table's (with its prose), a projection's, a patch dictionary's or a plain map."""
     match found:
         case TableMap():
             config, arrays = _table_parts(found)
@@ -283,6 +285,14 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
             arrays = {"map.weight": _numpy(found.weight), "map.bias": _numpy(found.bias)}
         case RawMap():
             config, arrays = {"kind": "raw", "unit": found.unit}, {}
+        case ProjectedMap():
+            config, arrays = _projected_parts(found, "map")
+        case TableAndTextMap():
+            config, arrays = _table_parts(found.table)
+            columns = [_projected_parts(one, f"text.{i}") for i, one in enumerate(found.text.maps)]
+            config |= {"kind": "table and text", "text": [part for part, _ in columns]}
+            arrays |= {name: array for _, part in columns for name, array in part.items()}
+            arrays |= {f"text.{i}.idf": idf for i, idf in enumerate(found.text.idf)}
         case _:
             raise PartsError(
                 f"a {type(found).__name__} cannot be taken apart; tables, patches and plain features can: "
@@ -309,7 +319,22 @@ def map_from_parts(config: Config, arrays: Arrays, device: torch.device) -> Feat
             return PatchMap(weight, bias, **{name: config[name] for name in _PATCHES}, scaling=scaling)
         case "raw" if scaling is not None:
             return RawMap(scaling, config["unit"])
+        case "projected":
+            return _projected_of(config, arrays, "map", device)
+        case "table and text":
+            maps = tuple(_projected_of(one, arrays, f"text.{i}", device) for i, one in enumerate(config["text"]))
+            idf = tuple(arrays[f"text.{i}.idf"] for i in range(len(maps)))
+            return TableAndTextMap(_table_of(config, arrays, None, device), TextMap(idf, maps))
     raise PartsError(f"features of kind {config['kind']!r} are not known; use the version that wrote them")
+
+
+def _projected_parts(found: ProjectedMap, name: str) -> tuple[Config, Arrays]:
+    config = {"kind": "projected", "factor": found.factor}
+    return config, {f"{name}.directions": found.directions, f"{name}.mean": found.mean}
+
+
+def _projected_of(config: Config, arrays: Arrays, name: str, device: torch.device) -> ProjectedMap:
+    return ProjectedMap(arrays[f"{name}.directions"], arrays[f"{name}.mean"], config["factor"], device)
 
 
 def _table_parts(found: TableMap) -> tuple[Config, Arrays]:

@@ -6,6 +6,8 @@ inputs, old or new, into float32 rows (n, dim) on its device.
     Raw          pixels, or embeddings made elsewhere, standardised
     Patches      a dictionary of small image patches (patches.py)
     Table        standardised numbers, one-hot or hashed categories (tables.py)
+    Text         words and pairs of words of prose, by tf-idf, projected (text.py)
+    Projected    wide sparse rows on their leading directions (sparse.py)
     Encoder      a network from self-supervision (contrastive.py) or from a file (encoders.py)
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import cache
@@ -104,6 +104,7 @@ class Story:
         bounds: of a number, as declared; None for classes.
         released: the SHA-256 of the file of `labeldp privatize` whose responses it learnt from, at no further cost;
             empty where the run queried labels itself.
+        columns: how each public column was read, as `labeldp.data.kinds.Reading` has it; empty for images.
     """
 
     data: str
@@ -117,21 +118,22 @@ class Story:
     delta: float
     bounds: tuple[float, float] | None = None
     released: str = ""
+    columns: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         fields = asdict(self)
-        lists = ("classes", "features", "bounds")
-        # Left out where it is empty, so that earlier versions can read the folder.
-        kept = {name: value for name, value in fields.items() if name != "released" or value}
-        return kept | {name: None if fields[name] is None else list(fields[name]) for name in lists}
+        # Left out where they are empty, so that earlier versions can read the folder.
+        kept = {name: value for name, value in fields.items() if value or name not in ("released", "columns")}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Story:
         """Return the story of plain values; raise TypeError, KeyError or ValueError where they are none."""
-        # Folders that were written before numbers could be trained on have no bounds.
-        known = {"bounds": None, **fields}
+        # Folders that were written before numbers could be trained on have no bounds, nor did columns have a report.
+        known = {"bounds": None, "columns": (), **fields}
         lists = {name: None if known[name] is None else tuple(known[name]) for name in ("classes", "bounds")}
+        lists["columns"] = tuple(map(_column, known["columns"]))
         story = cls(**{**known, **lists, "features": tuple(known["features"])})
         own = (story.data, story.label, story.method, story.reason, story.released)
         texts = (*own, *story.features, *(story.classes or ()))
@@ -143,6 +145,31 @@ class Story:
         if story.bounds is not None and (len(story.bounds) != 2 or not story.bounds[0] < story.bounds[1]):
             raise ValueError("bounds are two numbers")
         return story
+
+
+def _column(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how a column was read, of plain values that may be a stranger's."""
+    texts = {name: fields[name] for name in ("name", "read_as", "note")}
+    counts = {name: fields[name] for name in ("missing", "distinct")}
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise TypeError("a text of a column is none")
+    if not all(value is None or is_number(value) for value in counts.values()):
+        raise TypeError("a number of a column is none")
+    return {**texts, **counts}
+
+
+def column_cells(columns: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str, str, str]]:
+    """Return how columns were read as cells of a table: name, kind, share that is missing, values, what else."""
+    return [
+        (
+            one["name"],
+            one["read_as"],
+            "" if one["missing"] is None else f"{one['missing']:.1%}",
+            "" if one["distinct"] is None else f"{one['distinct']:,}",
+            one["note"],
+        )
+        for one in columns
+    ]
 
 
 def is_number(value: object) -> bool:
@@ -219,6 +246,7 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
         beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
         not_protected=not_protected(story), test=test, own=evaluation_of(metrics), measures=", ".join(measures),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
+        columns=column_cells(story.columns[:200]),
     )  # fmt: skip
 
 

@@ -17,8 +17,9 @@ import pyarrow.compute
 import torch
 
 from labeldp.choosing.choice import choose
-from labeldp.data.columns import Column, conformed, read_like
+from labeldp.data.columns import conformed, read_like
 from labeldp.data.door import NAMES, PrivateData, read
+from labeldp.data.kinds import Column
 from labeldp.data.released import ReleasedLabels
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder
@@ -195,7 +196,7 @@ def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | No
     source = certificate.artifact if isinstance(data.vault, ReleasedLabels) else None
     story = Story(
         data.name, data.label, data.classes or None, len(data), data.described, method, model.why, epsilon, allowed,
-        data.bounds, source.sha256 if source else "",
+        data.bounds, source.sha256 if source else "", tuple(one.to_json() for one in data.readings),
     )  # fmt: skip
     settled = {**run, "method": method, **({"delta": allowed} if allowed > 0 else {})}
     described, tensors = model.parts()
@@ -233,7 +234,7 @@ def rebuilt(result: Result, device: str | None = None) -> Model:
     estimator = known[result.kind].from_parts(
         described["estimator"], dict(result.tensors), model=network, certificate=result.certificate, device=device
     )
-    columns = None if described["columns"] is None else tuple(Column(**column) for column in described["columns"])
+    columns = None if described["columns"] is None else tuple(map(Column.from_json, described["columns"]))
     return Model(estimator, classes, columns, described["label"], name, result.story.reason)
 
 

@@ -26,6 +26,7 @@ from labeldp.results.card import (
     belief_after,
     belief_below,
     belief_in_words,
+    column_cells,
     is_number,
     measure_words,
     not_protected,
@@ -94,6 +95,7 @@ def page(facts: Facts) -> str:
         quality=quality_section(facts),
         methods=methods_section(facts),
         audit=audit_section(facts),
+        columns=columns_section(facts),
         files=Table("SHA-256 of the files, as the certificate has them", ["file", "SHA-256"], [*facts.files.items()]),
     )
 
@@ -435,6 +437,16 @@ def expected(facts: Facts, grid: Sequence[float]) -> list[Series]:
     inside = [(epsilon, along(curve, worth)[0]) for epsilon, worth in places if low <= worth <= high]
     points = [(epsilon, accuracy(odds, case.num_classes) / 100) for epsilon, odds in inside]
     return [Series(f"{recipe.key} on data like {found[0].dataset}", points, tone=4, dashed=True)] if points else []
+
+
+# -- columns ---------------------------------------------------------------------------------------------------------
+
+
+def columns_section(facts: Facts) -> Table | None:
+    """Return how each public column was read; None for images, and for folders that do not say."""
+    head = ["column", "read as", "missing", "values", "note"]
+    cells = column_cells(facts.story.columns)
+    return Table("How each public column was read", head, cells, numbers=(2, 3)) if cells else None
 
 
 # -- methods ---------------------------------------------------------------------------------------------------------

@@ -290,7 +290,7 @@ MISTAKES = {
     an_infinite_feature: "leave cells empty",
     constant_features: "give at least one feature that varies",
     text_that_is_not_utf8: "save the file as UTF-8",
-    a_broken_line: "check that every line has as many fields as the header",
+    a_broken_line: "data row 301 has 6 fields where the header has 5",
     a_column_of_lists: "leave it out with --drop",
     a_misspelt_column_to_drop: "did you mean 'id'?",
     a_device_that_is_not_there: "leave out --device",

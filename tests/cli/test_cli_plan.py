@@ -72,7 +72,12 @@ def test_a_table_is_counted_and_its_label_not_read(table):
     named = as_json(table, "--label", "diagnosis", "--classes", "none,mild,severe", "--epsilon", "1")
     # One number, one column of categories taken for 16, one vector of 32.
     numbers = as_json("--rows", 1200, "--features", 49, "--classes", 3, "--epsilon", 1, "--modality", "table")
-    assert found == named == numbers
+    assert found == named
+    columns = found.pop("columns")
+    assert found == numbers
+    assert [(one["name"], one["read_as"], one["distinct"]) for one in columns] == [
+        ("age", "number", 3), ("town", "category", 3), ("vector", "vector", None),
+    ]  # fmt: skip
 
 
 def test_labels_do_not_change_the_plan(table, tmp_path):
@@ -87,9 +92,10 @@ def test_csv_is_counted_too(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text('age,town,diagnosis\n31,"a\nb",' + SECRET + "\n57,c,x\n")
     found = as_json(path, "--label", "diagnosis", "--classes", "3", "--epsilon", "1")
+    assert [one["read_as"] for one in found.pop("columns")] == ["number", "category"]
     assert found == as_json("--rows", 2, "--features", 17, "--classes", 3, "--epsilon", 1, "--modality", "table")
     tabs = tmp_path / "table.tsv"
-    tabs.write_text("age\tdiagnosis\n31\tx\n")
+    tabs.write_text("age\tdiagnosis\n31\tx\n57\ty\n")
     assert as_json(tabs, "--label", "diagnosis", "--classes", "3", "--epsilon", "1")["recipe"]
 
 
@@ -139,4 +145,4 @@ def test_what_is_no_table_is_refused(tmp_path):
     assert "cannot be read" in plan(path, "--label", "y", "--classes", "2", "--epsilon", "1", check=2).stderr
     path = tmp_path / "empty.csv"
     path.write_text("a,y\n")
-    assert "0 rows" in plan(path, "--label", "y", "--classes", "2", "--epsilon", "1", check=2).stderr
+    assert "no rows" in plan(path, "--label", "y", "--classes", "2", "--epsilon", "1", check=2).stderr

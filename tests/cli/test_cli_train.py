@@ -118,7 +118,7 @@ def test_parquet_is_as_good_as_csv(place, tmp_path, capsys):
     pq.write_table(table, tmp_path / "t.parquet")
     assert train(tmp_path / "t.parquet", tmp_path / "model", "--drop", "id") == 0
     said = capsys.readouterr().out
-    assert "Left out, because they hold one value in all rows: same." in said
+    assert "left out: same (one value), id (as requested)." in said
     assert promise(read_certificate(tmp_path / "model" / "certificate.json")) in said
     assert labeldp("predict", tmp_path / "model", place / "open.csv", "--out", tmp_path / "p.csv", "--quiet") == 0
 
@@ -242,12 +242,15 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     Path("run.toml").write_text(re.findall(r"^```toml\n(.*?)^```", text, re.S | re.M)[0])
     write_csv(tmp_path / "flats.csv", [[age, 20 * age] for age in ages], header=("area", "rent"))
     commands = [line.strip()[2:] for line in text.splitlines() if line.strip().startswith("$ labeldp")]
-    assert len(commands) == 4
+    assert len(commands) == 7
     for command in commands:
         spending.MEMORY.forget()
-        # The second training would write over the first.
-        assert labeldp(*shlex.split(command.replace("run.toml --out model", "run.toml --out again"))[1:]) == 0
+        # The other trainings would write over the first.
+        apart = command.replace("run.toml --out model", "run.toml --out again")
+        apart = apart.replace("private.csv --out model", "private.csv --out learnt")
+        assert labeldp(*shlex.split(apart)[1:]) == 0
     assert verify_folder(tmp_path / "again") == ()
+    assert verify_folder(tmp_path / "learnt") == ()
     assert verify_folder(tmp_path / "model") == ()
 
 

@@ -22,7 +22,27 @@ LABELS = st.sampled_from(
 )
 CELLS = st.one_of(
     st.sampled_from(
-        ["", "1", "-2.5", "1e999", "nan", "inf", "NULL", "a", "b", "ä", "=1+1", "'", '"', '""', "\\", "0x1"]
+        [
+            "",
+            "1",
+            "-2.5",
+            "1e999",
+            "nan",
+            "inf",
+            "NULL",
+            "a",
+            "b",
+            "ä",
+            "=1+1",
+            "'",
+            '"',
+            '""',
+            "\\",
+            "0x1",
+            "?",
+            "3,14",
+            "31.01.2020",
+        ]
     ),
     st.text(max_size=6),
     st.integers(-(10**20), 10**20).map(str),
@@ -104,7 +124,7 @@ VALUES = st.one_of(
 OPTIONS = st.sampled_from([
     "table", "label", "task", "classes", "range", "epsilon", "delta", "method", "test", "drop", "user", "id",
     "delimiter", "device", "seed", "key", "sign", "store", "config", "quiet", "json", "dry-run", "epsilom", "mechanism",
-    "k", "prior-columns", "budget", "journal",
+    "k", "prior-columns", "budget", "journal", "number", "category", "text", "date",
 ])  # fmt: skip
 CONFIGS = st.dictionaries(OPTIONS, VALUES, max_size=6)
 

@@ -10,24 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labeldp.data.columns import (
-    Column,
-    Layout,
-    columns_of,
-    conformed,
-    kind_of,
-    read_array,
-    read_frame,
-    read_public,
-    take_rows,
-)
+from labeldp.data.columns import Layout, conformed, read_array, read_frame, read_public, take_rows
+from labeldp.data.kinds import Column, kept_columns, kind_of, readings_of
 from labeldp.data.request import TableError
 
 SECRET = "very-secret-class"
 
 
+def columns_of(table):
+    return kept_columns(readings_of(table))
+
+
 def kinds(table):
-    return {column.name: column.kind for column in columns_of(table)[0]}
+    return {column.name: column.kind for column in columns_of(table)}
 
 
 def test_every_usual_type_has_a_kind():
@@ -39,10 +34,14 @@ def test_every_usual_type_has_a_kind():
         "money": pa.array([1, 2], pa.decimal128(5, 2)), "big": pa.array(["a", "b"], pa.large_string()),
         "embedding": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
     })  # fmt: skip
-    numbers = ("whole", "real", "yes", "day", "hour", "when", "money")
-    expected = dict.fromkeys(numbers, "number") | dict.fromkeys(("text", "coded", "big"), "category")
+    numbers = ("whole", "real", "yes", "hour", "money")
+    expected = (
+        dict.fromkeys(numbers, "number")
+        | dict.fromkeys(("day", "when"), "date")
+        | dict.fromkeys(("text", "coded", "big"), "category")
+    )
     assert kinds(table) == expected | {"embedding": "vector"}
-    rows = conformed(table, columns_of(table)[0])
+    rows = conformed(table, columns_of(table))
     assert {str(field.type) for field in rows.schema} == {"double", "string"}
     assert rows["embedding[1]"].to_pylist() == [2.0, 4.0]
     assert rows["yes"].to_pylist() == [1.0, 0.0]
@@ -67,10 +66,10 @@ ALIKE = {
 @pytest.mark.parametrize("make", [lambda table: table, pl.from_arrow], ids=["arrow", "polars"])
 def test_files_and_frames_read_a_column_alike(make):
     table = pa.table(ALIKE)
-    rows = conformed(table, columns_of(table)[0])
+    rows = conformed(table, columns_of(table))
     frame = read_frame(make(table))
     for name, found in zip(table.column_names, frame, strict=True):
-        given = rows[name].to_numpy() if kind_of(name, table[name].type) == "number" else rows[name].to_pylist()
+        given = rows[name].to_numpy() if kind_of(name, table[name].type) != "category" else rows[name].to_pylist()
         assert np.array_equal(found, given, equal_nan=found.dtype.kind == "f"), name
     assert rows["long"].to_pylist()[::2] == [86_400.0, 90.0]
     assert rows["numbers"].to_pylist() == [3.0, 4.0, 3.0]
@@ -115,9 +114,9 @@ def test_rows_are_taken_by_number_from_whatever_holds_them(make):
 
 def test_columns_with_one_value_are_left_out_and_named():
     table = pa.table({"x": [1, 2], "same": [7, 7], "empty": pa.nulls(2), "text": ["a", "a"]})
-    kept, left_out = columns_of(table)
-    assert kept == (Column("x", "number"),)
-    assert left_out == ("same", "empty", "text")
+    assert columns_of(table) == (Column("x", "number"),)
+    aside = {one.name: one.note for one in readings_of(table) if one.column is None}
+    assert aside == {"same": "one value", "empty": "empty", "text": "one value"}
     with pytest.raises(TableError, match="at least one feature that varies"):
         columns_of(table.drop_columns(["x"]))
 
@@ -177,7 +176,7 @@ def test_codes_stay_as_they_are_written_where_they_are_categories(tmp_path):
     [
         ("t.xlsx", b"", "must end in .parquet"),
         ("t.csv", b"x,y\n", "no rows"),
-        ("t.csv", f"x,y\n1,{SECRET},3\n".encode(), "as many fields as the header"),
+        ("t.csv", f"x,y\n1,{SECRET},3\n".encode(), "t.csv: data row 1 has 3 fields where the header has 2"),
         ("t.csv", b"\xe9t\xe9,y\n1,2\n", "not UTF-8"),
         ("t.parquet", b"nothing", "cannot be read as Parquet"),
     ],

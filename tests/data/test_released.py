@@ -178,3 +178,15 @@ def test_a_certificate_is_found_beside_the_table_or_where_it_is_named(tmp_path, 
     else:
         with pytest.raises(TableError, match="holds private responses and not labels"):
             find_certificate(path)
+
+
+def test_columns_are_read_as_of_any_table_and_overruled_by_name(tmp_path):
+    path = private(tmp_path)
+    kinds = {one.name: one.read_as for one in read_released(path).readings}
+    assert (kinds["age"], kinds["town"]) == ("number", "category")
+    data = read_released(path, category=["age"], drop=["town"])
+    kinds = {one.name: one.read_as for one in data.readings}
+    assert (kinds["age"], kinds["town"]) == ("category", "left out")
+    assert "town" not in data.features.column_names
+    with pytest.raises(TableError, match="number names 'y', which is the label"):
+        read_released(path, number=["y"])

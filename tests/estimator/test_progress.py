@@ -7,8 +7,8 @@ import pytest
 
 from labeldp.core.events import Gaussian
 from labeldp.core.vault import LabelVault
-from labeldp.data.columns import Column
 from labeldp.data.door import PrivateData
+from labeldp.data.kinds import Column
 from labeldp.estimator import spending
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder, Reporter

@@ -33,8 +33,15 @@ EVIL = (
 
 def saved(place, name, evil):
     made = result()
+    column = {"name": evil, "read_as": evil, "missing": 0.5, "distinct": 3, "note": evil}
     story = dataclasses.replace(
-        made.story, data=evil, label=evil, classes=(evil, "yes"), features=(evil, "town"), reason=evil
+        made.story,
+        data=evil,
+        label=evil,
+        classes=(evil, "yes"),
+        features=(evil, "town"),
+        reason=evil,
+        columns=(column,),
     )
     run = {"train": {"table": evil, "label": evil, "classes": [evil, "yes"], "epsilon": 1.0}}
     with drafting(place / name) as draft:
