@@ -32,7 +32,6 @@ from labeldp.recipes import (
     cluster_votes,
     distil,
     labeldp_pro,
-    learner,
     lp_mst,
     one_shot,
     per_row,
@@ -227,7 +226,7 @@ def moment_and_all_features(job: Training) -> nn.Module:
 class _Probabilities(nn.Module):
     """Log-probabilities of features, for the runner to take the largest of."""
 
-    def __init__(self, student: distil.LinearStudent | learner.Taught) -> None:
+    def __init__(self, student: Any) -> None:
         super().__init__()
         self._student = student
 
@@ -235,11 +234,15 @@ class _Probabilities(nn.Module):
         return self._student.probabilities(rows).clamp_min(1e-12).log()
 
 
-def responses_and_learner(job: Training) -> nn.Module:
-    """One response per label, and the learner on features that held-out responses choose."""
-    public = semi.public_of(job)
-    found = learner.train(public.features, job.vault, epsilon=job.epsilon, seed=job.seed, report=job.report)
-    return public.on_images(_Probabilities(found))
+def on_public_features(key: str) -> Callable[[Training], nn.Module]:
+    """Return a recipe of heads, trees or learners, run on public features with its defaults."""
+
+    def train(job: Training) -> nn.Module:
+        public, delta = semi.public_of(job), job.settings.get("delta", 0.0)
+        asked = Job(public.features, public.features, job.vault, job.epsilon, delta, None, {}, job.seed, job.report)
+        return public.on_images(_Probabilities(run_recipe(BY_KEY[key], asked)))
+
+    return train
 
 
 def several_moments(job: Training) -> nn.Module:
@@ -365,7 +368,10 @@ FAMILIES: dict[str, Family] = {
         for key in keys("classes")
         if BY_KEY[key].classes.startswith("per_row.") and (BY_KEY[key].loop, BY_KEY[key].network) == ("fit", "any")
     },
-    "rr+learner": Family(responses_and_learner, frozenset({"features"}), frozenset()),
+    **{
+        key: Family(on_public_features(key), frozenset({"features"}), frozenset({"delta"}))
+        for key in ("rr+learner", "one_shot+kernel", "pilot", "boosting")
+    },
     "ratings": Family(rated, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE),
     "lp_mst": Family(
         stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}

@@ -44,6 +44,7 @@ from labeldp.features.patches import Patches
 from labeldp.features.sparse import Projected
 from labeldp.features.tables import Coded, Coder, Table, TableMap
 from labeldp.features.text import TableAndText, TableAndTextMap, Text
+from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
@@ -287,7 +288,13 @@ class LabelDPEstimator(BaseEstimator, ABC):
         # Rows that pay together cannot be asked different things; responses are no way to a rare class.
         together = isinstance(vault, LabelVault) and not by_user and not spending.pay_apart(vault)
         weighted = getattr(self, "class_weight", None) is not None and not (released or by_user)
-        for one in choice.ranking:
+        ranking = choice.ranking
+        if isinstance(vault, ReleasedLabels) and self._layout is not None:
+            # Once they are there, responses teach learners more than networks; only plain ones are told to them.
+            plain = isinstance(vault.labels.channel, RandomizedResponse)
+            ranking = [one for one in ranking if plain or BY_KEY[one.recipe].learner != "any"]
+            ranking.sort(key=lambda one: BY_KEY[one.recipe].learner != "any")
+        for one in ranking:
             recipe = BY_KEY[one.recipe]
             fits = (recipe.released or not released) and (recipe.users or not by_user) and (recipe.coded or not coded)
             fits = fits and not (recipe.apart and (together or weighted)) and not (weighted and recipe.per_row)

@@ -57,7 +57,7 @@ _BOOSTING: tuple[dict[str, Any], ...] = (
     {"learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 200, "l2_regularization": 10.0},
 )
 # Columns beyond which trees take longer than they are worth: they are for tables, not for images' features.
-_MOST_COLUMNS = 1000
+_MOST_COLUMNS = 256
 # A share of what was not corrected keeps the order of rows whose corrected probability is 0.
 _UNCORRECTED = 0.01
 

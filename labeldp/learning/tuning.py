@@ -110,7 +110,7 @@ def tune(
     draws: int = 4,
     most: int | None = None,
     seed: int = 0,
-    labels: Sequence[Tensor] | None = None,
+    drawn: Sequence[Tensor] | None = None,
     stage: Stage | None = None,
     report: Callable[[Scored], None] | None = None,
 ) -> Tuning:
@@ -131,7 +131,7 @@ def tune(
         draws: noises per set and plan; one per set for the scales.
         most: the largest rank; 1,024 on a CPU and 4,096 on a GPU when None.
         seed: of everything random here; public.
-        labels: sets of pseudo-labels, (n,) each, in place of clusters: drawn from a model that was released before.
+        drawn: sets of pseudo-labels, (n,) each, in place of clusters: drawn from a model that was released before.
         stage: rows and pseudo-labels from earlier tuning on the same features, which saves most of the time.
         report: called with every plan tried.
 
@@ -146,7 +146,7 @@ def tune(
     if stage is None:
         stage = Stage(
             features, num_classes, num_rows=num_rows, rows=rows, clusterings=clusterings, most=most, seed=seed,
-            labels=labels,
+            drawn=drawn,
         )  # fmt: skip
     tried: list[Scored] = []
 
@@ -200,7 +200,7 @@ class Stage:
         per_class: int = 10,
         most: int | None = None,
         seed: int = 0,
-        labels: Sequence[Tensor] | None = None,
+        drawn: Sequence[Tensor] | None = None,
     ) -> None:
         found = spectrum(features, most=most or (4096 if features.is_cuda else 1024), seed=seed)
         order = torch.randperm(len(features), generator=Generator().manual_seed(seed))[:rows]
@@ -215,8 +215,8 @@ class Stage:
         self.per_class, self.seed = checked_count("per_class", per_class), seed
         count = checked_count("clusterings", clusterings)
         self.held = order[self.trained :]
-        if labels is not None:
-            self.pseudo = [drawn.to(features.device)[order.to(features.device)] for drawn in labels]
+        if drawn is not None:
+            self.pseudo = [labels.to(features.device)[order.to(features.device)] for labels in drawn]
             return
         # Every other one is of half-whitened features, in which lesser directions count, too.
         self.pseudo = [self._pseudo_labels(0.5 * (number % 2), seed + number) for number in range(count)]

@@ -39,6 +39,10 @@ class Lifted:
         """Return scores whose softmax are honest probabilities, (n, K)."""
         return self.shot.logits(self.lift(features))
 
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Return honest class probabilities, (n, K)."""
+        return self.logits(features).softmax(dim=1)
+
 
 @checked
 def train(

@@ -7,7 +7,7 @@ without labels, responds first, at the whole ε, and the learner that predicts i
     1. labels of all rows are drawn from what the pilot taught
     2. both ways are played on them, with noise as large as it would be: how often is each right?
     3. the better one is asked of the other rows, at the whole ε: their responses, which join the pilot's, so that
-       nothing is lost; or a moment on features with cosines, tuned on the labels of step 1
+       nothing is lost; or a moment, tuned on the labels of step 1, of features alone or with cosines beside them
 
 A row pays once: those of the pilot for their responses, all others for what was chosen. Given what the pilot released,
 the second query concerns other rows, and a replaced label is in one of the two (parallel composition): (ε, δ) in all.
@@ -40,7 +40,7 @@ from labeldp.recipes import one_shot
 from labeldp.recipes.arguments import checked
 from labeldp.recipes.kept import check_affordable, in_folder, release_labels
 from labeldp.recipes.learner import Taught, View, seen_by_learners, teach
-from labeldp.recipes.one_shot import HEADS, Clock, check_features, event_of, noise_by_width, noise_for
+from labeldp.recipes.one_shot import HEADS, Clock, OneShot, check_features, event_of, noise_by_width, noise_for
 from labeldp.recipes.one_shot_kernel import COSINES, WIDTH, Lifted
 from labeldp.recipes.worth import response_labels
 from labeldp.releases import NoisyLabels
@@ -48,7 +48,9 @@ from labeldp.releases import NoisyLabels
 # Clean labels per class that a pilot's responses should be worth, and the least and largest share of rows for that.
 _ENOUGH, _LEAST_SHARE, _MOST_SHARE = 200.0, 0.1, 0.2
 # Points by which what is played flatters responses, and the share of a clean label in one up to which it does.
-_FLATTERED, _LITTLE = 0.015, 0.27
+_FLATTERED, _LITTLE = 0.015, 0.43
+# By how much cosines have to be ahead, as played, to be put beside the features: noise has to be shared with them.
+_COSINES_AHEAD = 0.003
 # Rows on which both ways are played, sets of labels drawn for the moment, and the rows held out of the responses.
 _PLAYED, _SETS, _HELD_OUT = 12_000, 3, 0.2
 
@@ -58,12 +60,13 @@ class Decided:
     """What was learnt, and how it was decided what to learn from.
 
     Args:
-        found: a learner taught by responses of all rows, or a head on a moment of those outside of the pilot.
+        found: a learner taught by responses of all rows, or a head on a moment of those outside of the pilot, of their
+            features or of these and cosines.
         pilot: how many rows were in the pilot.
         moment, responses: how often each way is right, as played on labels drawn from what the pilot taught.
     """
 
-    found: Taught | Lifted
+    found: Taught | Lifted | OneShot
     pilot: int
     moment: float
     responses: float
@@ -71,6 +74,10 @@ class Decided:
     def logits(self, features: Tensor) -> Tensor:
         """Return scores whose softmax are probabilities, (n, K)."""
         return self.found.logits(features)
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Return class probabilities, (n, K)."""
+        return self.found.probabilities(features)
 
     @property
     def reason(self) -> str:
@@ -131,19 +138,21 @@ def train(
     mechanism, view = RandomizedResponse(epsilon, classes), seen_by_learners(features, columns)
     private = release_labels(vault, mechanism, pilot, asked)
     known, how = teach(features[torch.from_numpy(pilot).to(features.device)], private, view, (), seed, report)
-    lift = random_cosines(features, COSINES, columns=columns, width=WIDTH, seed=seed)
     others = torch.from_numpy(rest).to(features.device)
-    played = functools.partial(_moment_played, known, features[others], noise_by_width(noise), seed)
-    file = in_folder(folder, "decision.json")
-    tuned: Tuning | None = None
+    plain, lift = features[others], random_cosines(features, COSINES, columns=columns, width=WIDTH, seed=seed)
+    played = functools.partial(_moment_played, known.probabilities(plain).double(), noise_by_width(noise), seed)
+    file, tuned = in_folder(folder, "decision.json"), {}
     if file is not None and file.exists():
-        moment, responses = json.loads(file.read_text(encoding="utf-8"))
+        *moments, responses = json.loads(file.read_text(encoding="utf-8"))
     else:
-        tuned, moment = played(lift(features[others]))
+        tuned = {False: played(plain), True: played(lift(plain))}
+        moments = [right for _, right in tuned.values()]
         responses = _responses_played(features, known, how, view, len(vault), epsilon, seed)
         if file is not None:
             with replacing(file) as draft:
-                draft.write_text(json.dumps([moment, responses]), encoding="utf-8")
+                draft.write_text(json.dumps([*moments, responses]), encoding="utf-8")
+    lifted = moments[1] > moments[0] + _COSINES_AHEAD
+    moment = moments[lifted]
     clock("decision", f"on labels drawn from its model a moment is right on {moment:.1%}, responses on {responses:.1%}")
     if responses >= moment + _lead(classes, epsilon):
         more = release_labels(vault, mechanism, rest, in_folder(folder, "responses.npz"))
@@ -151,13 +160,13 @@ def train(
         together[pilot], together[rest] = private.responses, more.responses
         found, _ = teach(features, NoisyLabels(mechanism, together), view, (), seed, report)
         return Decided(found, cut, moment, responses)
-    seen = lift(features[others])
-    settled = played(seen)[0] if tuned is None else tuned
+    seen = lift(plain) if lifted else plain
+    settled, _ = tuned[lifted] if tuned else played(seen)
     shot = one_shot.train(
         seen, vault.part(rest), epsilon=epsilon, delta=delta, tune=lambda *_, **__: settled, folder=folder,
         report=report,
     )  # fmt: skip
-    return Decided(Lifted(lift, shot), cut, moment, responses)
+    return Decided(Lifted(lift, shot) if lifted else shot, cut, moment, responses)
 
 
 def _lead(classes: int, epsilon: float) -> float:
@@ -169,13 +178,11 @@ def _lead(classes: int, epsilon: float) -> float:
     return _FLATTERED if response_labels(1, classes, epsilon) < _LITTLE else -_FLATTERED
 
 
-def _moment_played(
-    known: Taught, features: Tensor, noise: Callable[[int], float], seed: int, seen: Tensor
-) -> tuple[Tuning, float]:
+def _moment_played(likely: Tensor, noise: Callable[[int], float], seed: int, seen: Tensor) -> tuple[Tuning, float]:
     """Tune on labels drawn from what is known; return the plan, and how often its head is right on held-out rows."""
-    likely, generator = known.probabilities(features).double(), Generator().manual_seed(seed)
+    generator = Generator().manual_seed(seed)
     drawn = [torch.multinomial(likely.cpu(), 1, generator=generator)[:, 0] for _ in range(_SETS)]
-    stage = Stage(seen, likely.shape[1], rows=_PLAYED, seed=seed, labels=drawn)
+    stage = Stage(seen, likely.shape[1], rows=_PLAYED, seed=seed, drawn=drawn)
     found = tune(seen, likely.shape[1], noise, heads=HEADS, draws=1, stage=stage)
     held = likely[stage.held.to(likely.device)]
     right = [

@@ -48,7 +48,7 @@ def test_from_a_private_file_to_a_certified_model(place, tmp_path, capsys, kind)
     out, source = tmp_path / "model", place / f"private.{kind}"
     assert labeldp("train", source, "--out", out, "--id", "id", "--test", place / "open.csv") == 0
     said = capsys.readouterr().out
-    assert "forward trained on 1,000 responses" in said
+    assert "rr+learner trained on 1,000 responses" in said
     assert f"They were released before, at epsilon 3, delta 0: {SPENT}." in said
     assert verify_folder(out) == ()
     ours, theirs = read_certificate(out / "certificate.json"), read_certificate(certificate_path(source))

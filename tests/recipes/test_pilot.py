@@ -32,7 +32,8 @@ def quick(monkeypatch):
 def settled(monkeypatch, moment, responses):
     """Let the play end like this."""
     played = pilot._moment_played
-    monkeypatch.setattr(pilot, "_moment_played", lambda *given: (played(*given)[0], moment))
+    # Of features alone it is worse, so that cosines are taken.
+    monkeypatch.setattr(pilot, "_moment_played", lambda *given: (played(*given)[0], moment * (given[-1].shape[1] > 3)))
     monkeypatch.setattr(pilot, "_responses_played", lambda *given: responses)
 
 
@@ -95,7 +96,7 @@ def test_a_stopped_run_goes_on_and_draws_nothing_twice(monkeypatch, tmp_path, mo
     found = pilot.train(X, vault, epsilon=2.0, delta=DELTA, share=0.2, folder=tmp_path)
     assert isinstance(found.found, Lifted if moment else Taught)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")} == kept
-    assert json.loads((tmp_path / "decision.json").read_text()) == [float(moment), 0.5]
+    assert json.loads((tmp_path / "decision.json").read_text()) == [0.0, float(moment), 0.5]
     assert sum(paid(vault).values()) == 3000
     assert all(len(events) == 1 for events in paid(vault))
 
@@ -122,25 +123,26 @@ def test_what_is_played_tells_which_way_is_better():
     assert isinstance(much.found, Taught)
     assert much.responses > 0.8
     little = pilot.train(X, LabelVault((X[:, 0] > 0).long(), 2), epsilon=0.3, delta=DELTA)
-    assert isinstance(little.found, Lifted)
-    assert little.moment > little.responses
+    assert isinstance(little.found, one_shot.OneShot)
+    crooked = pilot.train(X, LabelVault(CROSSED, 2), epsilon=0.9, delta=DELTA, share=0.4)
+    assert isinstance(crooked.found, Lifted | Taught)
 
 
 def test_the_moment_played_has_the_noise_of_the_real_one(monkeypatch):
     """A planted mistake, less noise where it is played, would praise the moment."""
     responses = LabelVault(CROSSED, 2).release(pilot.RandomizedResponse(6.0, 2))
     known, _ = teach(X, responses, pilot.seen_by_learners(X, None), (), 0, None)
-    seen = pilot.random_cosines(X, 100)(X)
-    ways = [pilot._moment_played(known, X, lambda _, std=std: std, 0, seen)[1] for std in (0.1, 20.0, 1000.0)]
+    likely, seen = known.probabilities(X).double(), pilot.random_cosines(X, 100)(X)
+    ways = [pilot._moment_played(likely, lambda _, std=std: std, 0, seen)[1] for std in (0.1, 20.0, 1000.0)]
     assert ways[0] > ways[1] > ways[2]
     assert ways[0] > 0.85
     assert ways[2] < 0.75
     noise = one_shot.noise_by_width(one_shot.noise_for(0.05, DELTA))(100)
     played = []
-    monkeypatch.setattr(pilot, "_moment_played", lambda *given: played.append(given[2](100)) or (None, 0.0))
+    monkeypatch.setattr(pilot, "_moment_played", lambda *given: played.append(given[1](100)) or (None, 0.0))
     monkeypatch.setattr(pilot, "_responses_played", lambda *given: 1.0)
     pilot.train(X, LabelVault(CROSSED, 2), epsilon=0.05, delta=DELTA)
-    assert played == [noise]
+    assert played == [noise, noise]
 
 
 def test_fewer_rows_are_played_with_responses_that_say_as_much():
