@@ -77,8 +77,8 @@ def adult() -> Data:
     return Data("adult", train, test, "income", ADULT_CLASSES[1])
 
 
-def kdd() -> Data | None:
-    """Census income of 1994 and 1995 (UCI), or None where it is not at hand."""
+def kdd_tables() -> tuple[pa.Table, pa.Table, str] | None:
+    """Census income of 1994 and 1995 (UCI): two parts and the label's column, or None where it is not at hand."""
     folder = Path(os.environ.get("LABELDP_DATA", "")) / "census_income_kdd"
     files = [folder / f"census-income.{split}.csv.xz" for split in ("train", "test")]
     if not all(file.exists() for file in files):
@@ -91,8 +91,15 @@ def kdd() -> Data | None:
     test = pa.csv.read_csv(
         io.BytesIO(lzma.decompress(files[1].read_bytes())), read_options=options, convert_options=kinds
     )
-    label = train.column_names[-1]
-    train, test = (table.drop([KDD_WEIGHT]) for table in (train, test))
+    return train.drop([KDD_WEIGHT]), test.drop([KDD_WEIGHT]), train.column_names[-1]
+
+
+def kdd() -> Data | None:
+    """Census income, or None where it is not at hand."""
+    found = kdd_tables()
+    if found is None:
+        return None
+    train, test, label = found
     positive = sorted({str(v).strip().rstrip(".") for v in test[label].unique().to_pylist()}, key=lambda v: "+" in v)[
         -1
     ]
@@ -118,14 +125,19 @@ def rr_logistic(data: Data, epsilon: float, seed: int) -> np.ndarray:
 
 def full_dp(data: Data, epsilon: float, seed: int) -> np.ndarray:
     """Features private too."""
+    return full_dp_scores(data.plain, data.y, data.test_plain, epsilon)
+
+
+def full_dp_scores(x: np.ndarray, y: np.ndarray, test: np.ndarray, epsilon: float) -> np.ndarray:
+    """Scores of the test rows by diffprivlib; ImportError where it cannot be used."""
     from diffprivlib.models import LogisticRegression as Private
 
     if "multi_class" not in signature(LogisticRegression).parameters:
         # It passes this on, and scikit-learn 1.8 no longer takes it.
         raise ImportError("diffprivlib does not know this scikit-learn")
-    bound = float(np.median(np.linalg.norm(data.plain.clip(-4, 4), axis=1)))
-    short, test = (_at_most_one(part.clip(-4, 4) / bound) for part in (data.plain, data.test_plain))
-    return Private(epsilon=epsilon, data_norm=1.0, max_iter=1000).fit(short, data.y).decision_function(test)
+    bound = float(np.median(np.linalg.norm(x.clip(-4, 4), axis=1)))
+    short, test = (_at_most_one(part.clip(-4, 4) / bound) for part in (x, test))
+    return Private(epsilon=epsilon, data_norm=1.0, max_iter=1000).fit(short, y).decision_function(test)
 
 
 def _at_most_one(rows: np.ndarray) -> np.ndarray:
