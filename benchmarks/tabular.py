@@ -95,6 +95,7 @@ def table(name: str, seed: int, modeldata: str | None) -> tuple[pd.DataFrame, pd
     if name in MADE_UP:
         x, y = MADE_UP[name](seed)
         return pd.DataFrame(x).add_prefix("x"), pd.Series(y)
+    whole: Any
     if name == "adult":
         whole, label = pd.concat([pd.read_parquet(adult_path(part)) for part in ("train", "test")]), "income"
     elif name == "census":
@@ -104,7 +105,8 @@ def table(name: str, seed: int, modeldata: str | None) -> tuple[pd.DataFrame, pd
         *tables, label = parts
         whole = pd.concat([part.to_pandas() for part in tables]).sample(_CENSUS_ROWS, random_state=seed)
     elif name == "digits":
-        whole, label = load_digits(as_frame=True).frame, "target"
+        digits: Any = load_digits(as_frame=True)
+        whole, label = digits.frame, "target"
     else:
         file, label = MODELDATA[name]
         if modeldata is None:
@@ -202,7 +204,7 @@ def all_runs(options: argparse.Namespace, tables: list[str]) -> list[Run]:
 
 def summary(lines: list[records.Record]) -> str:
     """Return accuracy per cell (mean over seeds), regret of auto, means of contestants, and seconds of auto."""
-    found = pd.DataFrame(lines).assign(epsilon=[records.asked(line) for line in lines])
+    found: Any = pd.DataFrame(lines).assign(epsilon=[records.asked(line) for line in lines])
     cells = found.pivot_table(index=["dataset", "epsilon"], columns="method", values="value", sort=False)
     cells = cells.reindex(columns=[name for name in CONTESTANTS if name in cells])
     private, auto = cells[~np.isinf(cells.index.get_level_values("epsilon"))].dropna(axis=1, how="all"), "auto"

@@ -34,8 +34,8 @@ from statistics import mean, stdev
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -73,7 +73,7 @@ def _is(column: pa.ChunkedArray, positive: str) -> np.ndarray:
 
 def adult() -> Data:
     """The bundled copy."""
-    train, test = (pa.parquet.read_table(adult_path(split)) for split in ("train", "test"))
+    train, test = (pq.read_table(adult_path(split)) for split in ("train", "test"))
     return Data("adult", train, test, "income", ADULT_CLASSES[1])
 
 
@@ -85,10 +85,10 @@ def kdd_tables() -> tuple[pa.Table, pa.Table, str] | None:
         return None
     # The files have no header; categories may look like numbers in one of them, so every column is read as text or
     # as numbers by its kind in the training part.
-    options = pa.csv.ReadOptions(autogenerate_column_names=True)
-    train = pa.csv.read_csv(io.BytesIO(lzma.decompress(files[0].read_bytes())), read_options=options)
-    kinds = pa.csv.ConvertOptions(column_types=train.schema)
-    test = pa.csv.read_csv(
+    options = pacsv.ReadOptions(autogenerate_column_names=True)
+    train = pacsv.read_csv(io.BytesIO(lzma.decompress(files[0].read_bytes())), read_options=options)
+    kinds = pacsv.ConvertOptions(column_types=train.schema)
+    test = pacsv.read_csv(
         io.BytesIO(lzma.decompress(files[1].read_bytes())), read_options=options, convert_options=kinds
     )
     return train.drop([KDD_WEIGHT]), test.drop([KDD_WEIGHT]), train.column_names[-1]
@@ -152,9 +152,9 @@ def plain_logistic(data: Data, epsilon: float, seed: int) -> np.ndarray:
 def same_features(data: Data, epsilon: float, seed: int) -> np.ndarray:
     """No privacy, on what auto sees."""
     encoder = LabelDPClassifier(1.0, classes=CLASSES, random_state=seed)
-    inputs, test = encoder._read(data.x, reset=True), encoder._read(data.test_x, reset=False)
-    found = encoder._extractor(inputs, seed).fit(inputs)
-    return _logistic(found.features(inputs).numpy(), data.y, found.features(test).numpy())
+    seen, _ = encoder._fit_features(encoder._read(data.x, reset=True), seed)
+    test, _ = encoder._encode(encoder._read(data.test_x, reset=False))
+    return _logistic(seen.numpy(), data.y, test.numpy())
 
 
 def boosting(data: Data, epsilon: float, seed: int) -> np.ndarray:
