@@ -34,8 +34,8 @@ from statistics import mean, stdev
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -73,26 +73,33 @@ def _is(column: pa.ChunkedArray, positive: str) -> np.ndarray:
 
 def adult() -> Data:
     """The bundled copy."""
-    train, test = (pa.parquet.read_table(adult_path(split)) for split in ("train", "test"))
+    train, test = (pq.read_table(adult_path(split)) for split in ("train", "test"))
     return Data("adult", train, test, "income", ADULT_CLASSES[1])
 
 
-def kdd() -> Data | None:
-    """Census income of 1994 and 1995 (UCI), or None where it is not at hand."""
+def kdd_tables() -> tuple[pa.Table, pa.Table, str] | None:
+    """Census income of 1994 and 1995 (UCI): two parts and the label's column, or None where it is not at hand."""
     folder = Path(os.environ.get("LABELDP_DATA", "")) / "census_income_kdd"
     files = [folder / f"census-income.{split}.csv.xz" for split in ("train", "test")]
     if not all(file.exists() for file in files):
         return None
     # The files have no header; categories may look like numbers in one of them, so every column is read as text or
     # as numbers by its kind in the training part.
-    options = pa.csv.ReadOptions(autogenerate_column_names=True)
-    train = pa.csv.read_csv(io.BytesIO(lzma.decompress(files[0].read_bytes())), read_options=options)
-    kinds = pa.csv.ConvertOptions(column_types=train.schema)
-    test = pa.csv.read_csv(
+    options = pacsv.ReadOptions(autogenerate_column_names=True)
+    train = pacsv.read_csv(io.BytesIO(lzma.decompress(files[0].read_bytes())), read_options=options)
+    kinds = pacsv.ConvertOptions(column_types=train.schema)
+    test = pacsv.read_csv(
         io.BytesIO(lzma.decompress(files[1].read_bytes())), read_options=options, convert_options=kinds
     )
-    label = train.column_names[-1]
-    train, test = (table.drop([KDD_WEIGHT]) for table in (train, test))
+    return train.drop([KDD_WEIGHT]), test.drop([KDD_WEIGHT]), train.column_names[-1]
+
+
+def kdd() -> Data | None:
+    """Census income, or None where it is not at hand."""
+    found = kdd_tables()
+    if found is None:
+        return None
+    train, test, label = found
     positive = sorted({str(v).strip().rstrip(".") for v in test[label].unique().to_pylist()}, key=lambda v: "+" in v)[
         -1
     ]
@@ -118,14 +125,19 @@ def rr_logistic(data: Data, epsilon: float, seed: int) -> np.ndarray:
 
 def full_dp(data: Data, epsilon: float, seed: int) -> np.ndarray:
     """Features private too."""
+    return full_dp_scores(data.plain, data.y, data.test_plain, epsilon)
+
+
+def full_dp_scores(x: np.ndarray, y: np.ndarray, test: np.ndarray, epsilon: float) -> np.ndarray:
+    """Scores of the test rows by diffprivlib; ImportError where it cannot be used."""
     from diffprivlib.models import LogisticRegression as Private
 
     if "multi_class" not in signature(LogisticRegression).parameters:
         # It passes this on, and scikit-learn 1.8 no longer takes it.
         raise ImportError("diffprivlib does not know this scikit-learn")
-    bound = float(np.median(np.linalg.norm(data.plain.clip(-4, 4), axis=1)))
-    short, test = (_at_most_one(part.clip(-4, 4) / bound) for part in (data.plain, data.test_plain))
-    return Private(epsilon=epsilon, data_norm=1.0, max_iter=1000).fit(short, data.y).decision_function(test)
+    bound = float(np.median(np.linalg.norm(x.clip(-4, 4), axis=1)))
+    short, test = (_at_most_one(part.clip(-4, 4) / bound) for part in (x, test))
+    return Private(epsilon=epsilon, data_norm=1.0, max_iter=1000).fit(short, y).decision_function(test)
 
 
 def _at_most_one(rows: np.ndarray) -> np.ndarray:
@@ -140,9 +152,9 @@ def plain_logistic(data: Data, epsilon: float, seed: int) -> np.ndarray:
 def same_features(data: Data, epsilon: float, seed: int) -> np.ndarray:
     """No privacy, on what auto sees."""
     encoder = LabelDPClassifier(1.0, classes=CLASSES, random_state=seed)
-    inputs, test = encoder._read(data.x, reset=True), encoder._read(data.test_x, reset=False)
-    found = encoder._extractor(inputs, seed).fit(inputs)
-    return _logistic(found.features(inputs).numpy(), data.y, found.features(test).numpy())
+    seen, _ = encoder._fit_features(encoder._read(data.x, reset=True), seed)
+    test, _ = encoder._encode(encoder._read(data.test_x, reset=False))
+    return _logistic(seen.numpy(), data.y, test.numpy())
 
 
 def boosting(data: Data, epsilon: float, seed: int) -> np.ndarray:
