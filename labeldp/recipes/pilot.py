@@ -7,7 +7,7 @@ without labels, responds first, at the whole ε, and the learner that predicts i
     1. labels of all rows are drawn from what the pilot taught
     2. both ways are played on them, with noise as large as it would be: how often is each right?
     3. the better one is asked of the other rows, at the whole ε: their responses, which join the pilot's, so that
-       nothing is lost; or a moment, tuned on the labels of step 1, of features alone or with cosines beside them
+       nothing is lost; or a moment, of features alone or with cosines beside them
 
 A row pays once: those of the pilot for their responses, all others for what was chosen. Given what the pilot released,
 the second query concerns other rows, and a replaced label is in one of the two (parallel composition): (ε, δ) in all.
@@ -34,13 +34,14 @@ from labeldp.core.vault import LabelVault
 from labeldp.features.kernels import random_cosines
 from labeldp.learning.learners import Candidate, Task
 from labeldp.learning.progress import Report
-from labeldp.learning.tuning import Stage, Tuning, tune
+from labeldp.learning.tuning import Stage
+from labeldp.learning.tuning import tune as label_free
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes import one_shot
 from labeldp.recipes.arguments import checked
 from labeldp.recipes.kept import check_affordable, in_folder, release_labels
 from labeldp.recipes.learner import Taught, View, seen_by_learners, teach
-from labeldp.recipes.one_shot import HEADS, Clock, OneShot, check_features, event_of, noise_by_width, noise_for
+from labeldp.recipes.one_shot import HEADS, Clock, OneShot, Tune, check_features, event_of, noise_by_width, noise_for
 from labeldp.recipes.one_shot_kernel import COSINES, WIDTH, Lifted
 from labeldp.recipes.worth import response_labels
 from labeldp.releases import NoisyLabels
@@ -98,6 +99,7 @@ def train(
     *,
     epsilon: float,
     delta: float,
+    tune: Tune = label_free,
     columns: npt.ArrayLike | None = None,
     share: float | None = None,
     seed: int = 0,
@@ -108,6 +110,7 @@ def train(
 
     Args:
         features: public, (n, p), in the vault's order.
+        tune: as for `one_shot.train`.
         columns: numbers of the features that say everything once: what learners and the kernel see; all when None.
         share: of the rows in the pilot; None for as many as ε needs, from a tenth to a fifth.
         seed: of the pilot and of all that is played; public.
@@ -141,12 +144,11 @@ def train(
     others = torch.from_numpy(rest).to(features.device)
     plain, lift = features[others], random_cosines(features, COSINES, columns=columns, width=WIDTH, seed=seed)
     played = functools.partial(_moment_played, known.probabilities(plain).double(), noise_by_width(noise), seed)
-    file, tuned = in_folder(folder, "decision.json"), {}
+    file = in_folder(folder, "decision.json")
     if file is not None and file.exists():
         *moments, responses = json.loads(file.read_text(encoding="utf-8"))
     else:
-        tuned = {False: played(plain), True: played(lift(plain))}
-        moments = [right for _, right in tuned.values()]
+        moments = [played(plain), played(lift(plain))]
         responses = _responses_played(features, known, how, view, len(vault), epsilon, seed)
         if file is not None:
             with replacing(file) as draft:
@@ -160,10 +162,9 @@ def train(
         together[pilot], together[rest] = private.responses, more.responses
         found, _ = teach(features, NoisyLabels(mechanism, together), view, (), seed, report)
         return Decided(found, cut, moment, responses)
-    seen = lift(plain) if lifted else plain
-    settled, _ = tuned[lifted] if tuned else played(seen)
+    # Tuned on clusters, as ever: what a pilot teaches is simpler than the truth, and wants too few directions.
     shot = one_shot.train(
-        seen, vault.part(rest), epsilon=epsilon, delta=delta, tune=lambda *_, **__: settled, folder=folder,
+        lift(plain) if lifted else plain, vault.part(rest), epsilon=epsilon, delta=delta, tune=tune, folder=folder,
         report=report,
     )  # fmt: skip
     return Decided(Lifted(lift, shot) if lifted else shot, cut, moment, responses)
@@ -178,18 +179,18 @@ def _lead(classes: int, epsilon: float) -> float:
     return _FLATTERED if response_labels(1, classes, epsilon) < _LITTLE else -_FLATTERED
 
 
-def _moment_played(likely: Tensor, noise: Callable[[int], float], seed: int, seen: Tensor) -> tuple[Tuning, float]:
-    """Tune on labels drawn from what is known; return the plan, and how often its head is right on held-out rows."""
+def _moment_played(likely: Tensor, noise: Callable[[int], float], seed: int, seen: Tensor) -> float:
+    """Return how often the head of a moment is right on held-out rows, with labels drawn from what is known."""
     generator = Generator().manual_seed(seed)
     drawn = [torch.multinomial(likely.cpu(), 1, generator=generator)[:, 0] for _ in range(_SETS)]
     stage = Stage(seen, likely.shape[1], rows=_PLAYED, seed=seed, drawn=drawn)
-    found = tune(seen, likely.shape[1], noise, heads=HEADS, draws=1, stage=stage)
+    found = label_free(seen, likely.shape[1], noise, heads=HEADS, draws=1, stage=stage)
     held = likely[stage.held.to(likely.device)]
     right = [
         np.mean([float(held.gather(1, scores.argmax(dim=1, keepdim=True)).mean()) for scores, _ in played])
         for played in (stage.play(found.plan, head, noise, 1) for head in HEADS)
     ]
-    return found, float(max(right))
+    return float(max(right))
 
 
 def _responses_played(

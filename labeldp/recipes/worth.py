@@ -207,8 +207,12 @@ def of_either(case: Case, epsilon: float) -> float:
 
 
 def moment_leads(case: Case, epsilon: float) -> bool:
-    """Return whether one moment was measured to be ahead on such tables: responses would say next to nothing."""
-    return _many_rows(case) and case.delta > 0 and _responses_per_class(case, epsilon) < _PILOTED_LABELS
+    """Return whether one moment was measured to be ahead on such tables: responses would say next to nothing.
+
+    Not where noise leaves so few directions that none can be spared for cosines.
+    """
+    enough = _many_rows(case) and case.delta > 0 and epsilon * case.num_rows / case.num_classes >= _FEW_DIRECTIONS
+    return enough and _responses_per_class(case, epsilon) < _PILOTED_LABELS
 
 
 def responses_lead(case: Case, epsilon: float) -> bool:
@@ -218,12 +222,12 @@ def responses_lead(case: Case, epsilon: float) -> bool:
 
 def pilot_pays(case: Case, epsilon: float) -> bool:
     """Return whether only the table itself can tell, by a pilot."""
-    unclear = not (moment_leads(case, epsilon) or responses_lead(case, epsilon))
+    unclear = _responses_per_class(case, epsilon) >= _PILOTED_LABELS and not responses_lead(case, epsilon)
     return _many_rows(case) and case.delta > 0 and unclear
 
 
 def _many_rows(case: Case) -> bool:
-    return case.modality == "table" and case.num_rows >= _PILOTED_ROWS
+    return case.modality == "table" and _PILOTED_ROWS <= case.num_rows <= _MOST_ROWS
 
 
 def _responses_per_class(case: Case, epsilon: float) -> float:
@@ -246,8 +250,11 @@ def of_gradients(of_nets: float, of_heads: float) -> Worth:
 
 # Shares of ε for the moment, as `one_shot_prior.tune_split` tries them.
 _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+# Rows up to which cosines and learners were tried, and fit in memory without a thought.
+_MOST_ROWS = 100_000
 # Rows and clean labels per class from which a pilot was right more often than formulas, and the share of a clean label
-# in a response from which responses were always ahead (benchmarks/tabular.py).
-_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR = 1000, 200.0, 0.8
+# in a response from which responses were ahead or nearly so; and nε/K up to which cosines cost more than they tell
+# (benchmarks/tabular.py).
+_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR, _FEW_DIRECTIONS = 1000, 200.0, 0.8, 30.0
 # LP-2ST does about as well as LP-1ST would with this many times the labels (experiments/results, ε = 1 and 2).
 PRIOR_GAIN = 1.3

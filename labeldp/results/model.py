@@ -172,6 +172,8 @@ def trained(
         listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         why += f" Probabilities are weighted by what was declared ({listed}), which costs no privacy."
     name, curves = None if network is None else network.name, tuple(recorder.curves())
+    if estimator.evidence_:
+        why += f" {estimator.evidence_}"
     return Model(estimator, data.classes, data.columns, data.label, name, why, curves)
 
 

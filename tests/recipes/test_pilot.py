@@ -31,9 +31,8 @@ def quick(monkeypatch):
 
 def settled(monkeypatch, moment, responses):
     """Let the play end like this."""
-    played = pilot._moment_played
     # Of features alone it is worse, so that cosines are taken.
-    monkeypatch.setattr(pilot, "_moment_played", lambda *given: (played(*given)[0], moment * (given[-1].shape[1] > 3)))
+    monkeypatch.setattr(pilot, "_moment_played", lambda *given: moment * (given[-1].shape[1] > 3))
     monkeypatch.setattr(pilot, "_responses_played", lambda *given: responses)
 
 
@@ -133,13 +132,13 @@ def test_the_moment_played_has_the_noise_of_the_real_one(monkeypatch):
     responses = LabelVault(CROSSED, 2).release(pilot.RandomizedResponse(6.0, 2))
     known, _ = teach(X, responses, pilot.seen_by_learners(X, None), (), 0, None)
     likely, seen = known.probabilities(X).double(), pilot.random_cosines(X, 100)(X)
-    ways = [pilot._moment_played(likely, lambda _, std=std: std, 0, seen)[1] for std in (0.1, 20.0, 1000.0)]
+    ways = [pilot._moment_played(likely, lambda _, std=std: std, 0, seen) for std in (0.1, 20.0, 1000.0)]
     assert ways[0] > ways[1] > ways[2]
     assert ways[0] > 0.85
     assert ways[2] < 0.75
     noise = one_shot.noise_by_width(one_shot.noise_for(0.05, DELTA))(100)
     played = []
-    monkeypatch.setattr(pilot, "_moment_played", lambda *given: played.append(given[1](100)) or (None, 0.0))
+    monkeypatch.setattr(pilot, "_moment_played", lambda *given: played.append(given[1](100)) or 0.0)
     monkeypatch.setattr(pilot, "_responses_played", lambda *given: 1.0)
     pilot.train(X, LabelVault(CROSSED, 2), epsilon=0.05, delta=DELTA)
     assert played == [noise, noise]
