@@ -239,7 +239,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "pilot", "lets some rows respond first, who decide whether the others are asked for one noisy moment or for a "
         "response each", "this library, docs/recipes.md", classes="pilot.train", pure=False, network="",
-        worth=of_either, learner="head", kin="moment", leads=pilot_pays, table_seconds=(5.0, 1e-3),
+        worth=of_either, learner="head", kin="moment", leads=pilot_pays, table_seconds=(2.0, 6e-4),
         apart=True, self_tests={"": SelfTest(500, pure=False)},
     ),
     Recipe(

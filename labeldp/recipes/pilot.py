@@ -65,12 +65,14 @@ class Decided:
             features or of these and cosines.
         pilot: how many rows were in the pilot.
         moment, responses: how often each way is right, as played on labels drawn from what the pilot taught.
+        lead: by how much responses had to be ahead of that, because they are flattered or the moment is.
     """
 
     found: Taught | Lifted | OneShot
     pilot: int
     moment: float
     responses: float
+    lead: float
 
     def logits(self, features: Tensor) -> Tensor:
         """Return scores whose softmax are probabilities, (n, K)."""
@@ -83,12 +85,12 @@ class Decided:
     @property
     def reason(self) -> str:
         """Return the evidence in words."""
-        kinds = "a response of every row", "one noisy moment"
-        taken, other = kinds if isinstance(self.found, Taught) else kinds[::-1]
+        taken = "a response of every row" if isinstance(self.found, Taught) else "one noisy moment"
         return (
             f"{self.pilot:,} rows responded first. On labels drawn from what they taught, a moment was right on "
-            f"{self.moment:.1%} of the rows and responses on {self.responses:.1%}, so the others were asked for "
-            f"{taken} and not for {other}."
+            f"{self.moment:.1%} of the rows and responses on {self.responses:.1%}, "
+            + (f"which had to be {self.lead:.1%} ahead" if self.lead > 0 else f"which might be {-self.lead:.1%} behind")
+            + f"; so the others were asked for {taken}."
         )
 
 
@@ -156,18 +158,19 @@ def train(
     lifted = moments[1] > moments[0] + _COSINES_AHEAD
     moment = moments[lifted]
     clock("decision", f"on labels drawn from its model a moment is right on {moment:.1%}, responses on {responses:.1%}")
-    if responses >= moment + _lead(classes, epsilon):
+    lead = _lead(classes, epsilon)
+    if responses >= moment + lead:
         more = release_labels(vault, mechanism, rest, in_folder(folder, "responses.npz"))
         together = np.empty(len(vault), dtype=more.responses.dtype)
         together[pilot], together[rest] = private.responses, more.responses
         found, _ = teach(features, NoisyLabels(mechanism, together), view, (), seed, report)
-        return Decided(found, cut, moment, responses)
+        return Decided(found, cut, moment, responses, lead)
     # Tuned on clusters, as ever: what a pilot teaches is simpler than the truth, and wants too few directions.
     shot = one_shot.train(
         lift(plain) if lifted else plain, vault.part(rest), epsilon=epsilon, delta=delta, tune=tune, folder=folder,
         report=report,
     )  # fmt: skip
-    return Decided(Lifted(lift, shot) if lifted else shot, cut, moment, responses)
+    return Decided(Lifted(lift, shot) if lifted else shot, cut, moment, responses, lead)
 
 
 def _lead(classes: int, epsilon: float) -> float:

@@ -212,7 +212,7 @@ def moment_leads(case: Case, epsilon: float) -> bool:
     Not where noise leaves so few directions that none can be spared for cosines.
     """
     enough = _many_rows(case) and case.delta > 0 and epsilon * case.num_rows / case.num_classes >= _FEW_DIRECTIONS
-    return enough and _responses_per_class(case, epsilon) < _PILOTED_LABELS
+    return enough and not _responses_say_enough(case, epsilon)
 
 
 def responses_lead(case: Case, epsilon: float) -> bool:
@@ -222,7 +222,7 @@ def responses_lead(case: Case, epsilon: float) -> bool:
 
 def pilot_pays(case: Case, epsilon: float) -> bool:
     """Return whether only the table itself can tell, by a pilot."""
-    unclear = _responses_per_class(case, epsilon) >= _PILOTED_LABELS and not responses_lead(case, epsilon)
+    unclear = _responses_say_enough(case, epsilon) and not responses_lead(case, epsilon)
     return _many_rows(case) and case.delta > 0 and unclear
 
 
@@ -230,8 +230,11 @@ def _many_rows(case: Case) -> bool:
     return case.modality == "table" and _PILOTED_ROWS <= case.num_rows <= _MOST_ROWS
 
 
-def _responses_per_class(case: Case, epsilon: float) -> float:
-    return response_labels(case.num_rows, case.num_classes, epsilon) / case.num_classes
+def _responses_say_enough(case: Case, epsilon: float) -> bool:
+    """Return whether responses of a class are worth many clean labels, or some and each of them much of one."""
+    each = response_labels(1, case.num_classes, epsilon)
+    per_class = each * case.num_rows / case.num_classes
+    return per_class >= _PILOTED_LABELS or (each >= _MUCH and per_class >= _PILOTED_LABELS / 4)
 
 
 def of_votes(case: Case, epsilon: float) -> float:
@@ -252,9 +255,9 @@ def of_gradients(of_nets: float, of_heads: float) -> Worth:
 _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # Rows up to which cosines and learners were tried, and fit in memory without a thought.
 _MOST_ROWS = 100_000
-# Rows and clean labels per class from which a pilot was right more often than formulas, and the share of a clean label
-# in a response from which responses were ahead or nearly so; and nε/K up to which cosines cost more than they tell
+# Rows and clean labels per class from which a pilot was right more often than formulas, the share of a clean label in a
+# response from which a quarter of that will do, and the one from which responses were ahead or nearly so; and nε/K up to which cosines cost more than they tell
 # (benchmarks/tabular.py).
-_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR, _FEW_DIRECTIONS = 1000, 200.0, 0.8, 30.0
+_PILOTED_ROWS, _PILOTED_LABELS, _MUCH, _CLEAR, _FEW_DIRECTIONS = 1000, 200.0, 0.2, 0.8, 30.0
 # LP-2ST does about as well as LP-1ST would with this many times the labels (experiments/results, ε = 1 and 2).
 PRIOR_GAIN = 1.3
