@@ -256,8 +256,8 @@ _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # Rows up to which cosines and learners were tried, and fit in memory without a thought.
 _MOST_ROWS = 100_000
 # Rows and clean labels per class from which a pilot was right more often than formulas, the share of a clean label in a
-# response from which a quarter of that will do, and the one from which responses were ahead or nearly so; and nε/K up to which cosines cost more than they tell
-# (benchmarks/tabular.py).
+# response from which a quarter of that will do, and the one from which responses were ahead or nearly so; and nε/K up
+# to which cosines cost more than they tell (benchmarks/tabular.py).
 _PILOTED_ROWS, _PILOTED_LABELS, _MUCH, _CLEAR, _FEW_DIRECTIONS = 1000, 200.0, 0.2, 0.8, 30.0
 # LP-2ST does about as well as LP-1ST would with this many times the labels (experiments/results, ε = 1 and 2).
 PRIOR_GAIN = 1.3

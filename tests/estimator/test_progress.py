@@ -1,5 +1,6 @@
 """What is reported during a fit: ε as the ledger has it, and curves of what was released."""
 
+import itertools
 import math
 
 import numpy as np
@@ -46,10 +47,11 @@ METHODS = [recipe.key for recipe in RECIPES if recipe.classes and recipe.loop ==
 def test_every_method_says_what_it_has_spent(method):
     reports, certificate = fitted(method)
     spent = [one.epsilon for one in reports if one.epsilon is not None]
-    assert spent == sorted(spent)
+    # Up to what δ is worth: a pure query is counted at δ when others of other rows are beside it.
+    assert all(later >= earlier * (1 - 1e-5) for earlier, later in itertools.pairwise(spent))
     assert spent[-1] == certificate.epsilon
     # It is reported before the end, too, and not only at the end.
-    during = [one.epsilon for one in reports if one.phase in ("query", "head", "training")]
+    during = [one.epsilon for one in reports if one.phase in ("query", "head", "training", "learner", "histogram")]
     assert during
     assert None not in during
     assert during[-1] == pytest.approx(certificate.epsilon, rel=1e-3)
