@@ -117,14 +117,16 @@ def test_a_share_that_is_none_is_refused(share):
 
 
 def test_what_is_played_tells_which_way_is_better():
-    """Responses that say nearly all beat a moment on a crooked label; those that say nothing do not."""
-    much = pilot.train(X, LabelVault(CROSSED, 2), epsilon=4.0, delta=DELTA)
-    assert isinstance(much.found, Taught)
-    assert much.responses > 0.8
-    little = pilot.train(X, LabelVault((X[:, 0] > 0).long(), 2), epsilon=0.3, delta=DELTA)
-    assert isinstance(little.found, one_shot.OneShot)
-    crooked = pilot.train(X, LabelVault(CROSSED, 2), epsilon=0.9, delta=DELTA, share=0.4)
-    assert isinstance(crooked.found, Lifted | Taught)
+    """By what is known and public seeds: responses that say little lose, and so does a moment of the wrong features."""
+    known, view = Taught(torch.arange(3), torch.ones(3), ByTruth(), "truth", ()), pilot.seen_by_learners(X, None)
+    responses = LabelVault(CROSSED, 2).release(pilot.RandomizedResponse(20.0, 2))
+    _, how = teach(X, responses, view, (), 0, None)
+    likely, seen = known.probabilities(X).double(), pilot.random_cosines(X, 100)(X)
+    little, much = (pilot._responses_played(X, known, how, view, 3000, epsilon, 0) for epsilon in (0.15, 4.0))
+    noise = one_shot.noise_by_width(one_shot.noise_for(0.15, DELTA))
+    assert little < pilot._moment_played(likely, noise, 0, seen)
+    # Of the columns alone a moment sees nothing of this label, however little noise there is.
+    assert pilot._moment_played(likely, lambda _: 0.1, 0, X) < 0.6 < 0.9 < much
 
 
 def test_the_moment_played_has_the_noise_of_the_real_one(monkeypatch):
