@@ -22,7 +22,7 @@ are tables of the R package modeldata (Debian: r-cran-modeldata), exported to a 
 Every training is appended to --out as it ends (`experiments/results/README.md` has the fields), and what is there
 already is not run again.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/tabular.py --out FILE [--modeldata FOLDER] [--tables xor,adult]
+Run: OMP_NUM_THREADS=1 python -m benchmarks.tabular --out FILE [--modeldata FOLDER] [--tables xor,adult]
      [--epsilon 0.1,0.5,1,2,4] [--seeds 1] [--rows 12000] [--jobs 1]
 """
 

@@ -233,7 +233,7 @@ RECIPES: tuple[Recipe, ...] = (
         "one_shot+kernel", "releases one noisy moment of labels, public features and cosines of them, and solves a "
         "head that sees what columns say together", "this library, docs/one_shot.md", classes="one_shot_kernel.train",
         pure=False, network="", worth=of_moment(1.0), learner="head", kin="moment",
-        leads=moment_leads, table_seconds=(1.5, 3e-4),
+        leads=moment_leads, table_seconds=(1.0, 1.5e-4),
         self_tests={"": SelfTest(500, pure=False)},
     ),
     Recipe(
