@@ -152,12 +152,6 @@ class Ranks:
                 "ranks the same. Nothing was spent"
             )
 
-    def leave(self) -> None:
-        """End the work in step: the first rank goes on alone, the others raise LeftError."""
-        self.left = True
-        if not self.first:
-            raise LeftError
-
     def stop(self) -> None:
         """Tell the others that the first rank has failed, if they listen."""
         if self.first and not (self.left or self.lost):
@@ -222,6 +216,15 @@ def agreed(value: Any) -> Any:
     return json.loads(ranks.receive())
 
 
+def leave() -> None:
+    """End the work in step, if there is any: the first rank goes on alone, the others raise LeftError."""
+    ranks = current()
+    if ranks is not None:
+        ranks.left = True
+        if not ranks.first:
+            raise LeftError
+
+
 def part_of(size: int) -> int:
     """Return how many rows of a batch are this rank's: all of them where there are fewer than ranks.
 
@@ -252,17 +255,29 @@ def shared_rows(function: Callable[[Any], Tensor], rows: Tensor) -> Tensor:
     return result
 
 
+def begin_together(ranks: Ranks | None, network: nn.Module, done: int) -> int:
+    """Give a network the first rank's weights; return how much of its training the first rank found done."""
+    if ranks is None:
+        return done
+    ranks.align(network)
+    return int(ranks.share(torch.tensor(done)))
+
+
 def step_together(
-    ranks: Ranks, parameters: Sequence[nn.Parameter], loss: Tensor, weight: float, step: Callable[[], Any]
+    ranks: Ranks | None, parameters: Sequence[nn.Parameter], loss: Tensor, weight: float, step: Callable[[], Any]
 ) -> Tensor:
     """Take one optimiser step down the weighted sum of all ranks' gradients; return that of their losses.
 
+    Where there are no ranks, take the step.
     The first rank takes the step, so that only it has an optimiser's state, and the others get its weights: all ranks
     have the same ones, bit by bit. A parameter that no rank's loss depends on has no gradient, as in a single process.
     """
+    if ranks is None:
+        step()
+        return loss
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     known = torch.tensor([float(p.grad is not None) for p in parameters], device=loss.device)
-    flat = torch.cat([*(part.flatten() * weight for part in found), loss.detach().flatten() * weight, known])
+    flat = torch.cat([*(part.flatten() * weight for part in found), loss.flatten() * weight, known])
     summed = ranks.add(flat)()
     if ranks.first:
         sizes = [p.numel() for p in parameters]
@@ -271,7 +286,7 @@ def step_together(
             parameter.grad = piece.view_as(parameter).to(parameter) if count else None
         step()
     else:
-        mean = loss.detach()
+        mean = loss
     with torch.no_grad():
         weights = ranks.share(torch.cat([p.detach().flatten() for p in parameters]))
         if not ranks.first:

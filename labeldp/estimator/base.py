@@ -39,13 +39,14 @@ from labeldp.data.released import ReleasedLabels
 from labeldp.estimator import serialise, spending
 from labeldp.estimator.progress import Reporter
 from labeldp.estimator.serialise import Arrays, Config, Predictor, predictor_of
-from labeldp.features.extract import Extractor, FeatureMap, sample_rows
+from labeldp.features.extract import Extractor, FeatureMap, features_of, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.sparse import Projected
 from labeldp.features.tables import Coded, Coder, Table, TableMap
 from labeldp.features.text import TableAndText, TableAndTextMap, Text
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
+from labeldp.ranks import agreed, leave
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
@@ -161,7 +162,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             spending.begin_fit(vault)
         epsilon, method = spending.checked_epsilon(self.epsilon), self._checked_method()
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
-        begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
+        begun, seed = time.perf_counter(), agreed(int(check_random_state(self.random_state).randint(2**31 - 1)))
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
         read = self._read(inputs, reset=True) if coded is None else coded
@@ -181,6 +182,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
             payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
             vault, delta = spending.limited(vault, epsilon, self.delta, payer)
             held = self._held_out(vault, seed)
+            # Where ranks work together, what the first one's store allows holds for all.
+            delta = agreed(delta)
         reporter = Reporter(self.report, vault, delta, begun)
         seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         made = "" if coded is None else ", made as they are needed"
@@ -191,7 +194,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
             training, same = vault.part(others, vault.budget), shown is seen
             seen = _rows_of(seen, others)
             shown = seen if same else _rows_of(shown, others)
-        self.choice_, self.method_ = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
+        self.choice_, chosen = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
+        self.method_ = agreed(chosen)
         reporter.phase("choice", self.method_)
         columns = self._map.plain if isinstance(self._map, TableMap | TableAndTextMap) else None
         job = Job(
@@ -207,6 +211,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             )
         with public_seed(seed):
             found = run(recipe, job, self._task)
+        leave()
         self._predictor = predictor_of(found, self.model is not None)
         self.evidence_ = found.reason if isinstance(found, Decided) else ""
         self.evaluation_ = None
@@ -220,7 +225,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
     def _held_out(self, vault: LabelVault, seed: int) -> npt.NDArray[np.intp] | None:
         """Return the rows that are set aside to measure with; None for none, and where they would pay twice."""
         together = "users" if isinstance(vault, UserVault) else "" if spending.pay_apart(vault) else "store"
-        held = holdout.rows_set_aside(len(vault), 0 if self.holdout is None and together else self.holdout, seed)
+        wanted = agreed(0 if self.holdout is None and together else self.holdout)
+        held = holdout.rows_set_aside(len(vault), wanted, seed)
         if held is not None and together:
             raise ValueError(
                 f"holdout={self.holdout!r} sets rows aside that pay for themselves, which these labels cannot: "
@@ -368,7 +374,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     def _encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return what heads see, and what networks see."""
-        seen = self._map.features(inputs)
+        seen = features_of(self._map, inputs)
         return seen, inputs.to(seen.device) if isinstance(inputs, Tensor) else seen
 
     def _fit_features(self, inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
