@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -37,11 +36,10 @@ class LeftError(Exception):
 class Message(IntEnum):
     """What the first rank tells the others to do."""
 
-    STOP = 0
-    DONE = 1
-    READY = 2
-    DRAW = 3
-    CONTENT = 4
+    DONE = 0
+    READY = 1
+    DRAW = 2
+    CONTENT = 3
 
 
 class Ranks:
@@ -109,15 +107,9 @@ class Ranks:
         self.share(torch.tensor([message, value], dtype=torch.int64))
 
     def hear(self, *expected: Message) -> tuple[Message, int]:
-        """Wait for what the first rank says; raise RankError if it stopped, LeftError if it needs no more help."""
+        """Wait for what the first rank says; raise RankError if it stopped, or said something else."""
         message, value = self.share(torch.zeros(2, dtype=torch.int64)).tolist()
-        if message == Message.STOP:
-            self.lost = True
-            raise RankError(_LOST)
         if message not in expected:
-            if message == Message.DONE:
-                self.left = True
-                raise LeftError
             raise RankError(
                 f"rank {self.rank} is out of step with the first: it was told {Message(message).name}, and expected "
                 f"{' or '.join(one.name for one in expected)}; are version and settings the same on all ranks?"
@@ -151,12 +143,6 @@ class Ranks:
                 f"rank {odd[0]} has {what} other than rank 0 ({every[odd[0]][:12]} and {every[0][:12]}); give all "
                 "ranks the same. Nothing was spent"
             )
-
-    def stop(self) -> None:
-        """Tell the others that the first rank has failed, if they listen."""
-        if self.first and not (self.left or self.lost):
-            with suppress(RuntimeError):
-                self._group.broadcast(torch.tensor([Message.STOP, 0]), 0).wait(timedelta(seconds=5))
 
     # -- failures ---------------------------------------------------------------------------------------------------
 

@@ -78,10 +78,8 @@ def ranks(
     try:
         with working(team):
             yield team
-    except BaseException:
-        team.stop()
-        raise
     finally:
+        # Others that still wait for this rank are told so by a link that is closed.
         if not joined:
             dist.destroy_process_group()
 
