@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from tests.engines.teams import Lockstep, results, together
 from scipy import stats
 from torch import nn
 
@@ -15,6 +14,7 @@ from labeldp.mechanisms.gradients.sums import GradientSum, NormBound
 from labeldp.mechanisms.gradients.users import UserGradientSum
 from labeldp.ranks import Message, RankError
 from labeldp.recipes import labeldp_pro
+from tests.engines.teams import Lockstep, results, together
 
 
 def table(rows, columns=5):
@@ -43,9 +43,7 @@ def test_ranks_train_the_model_that_one_process_trains(size, denoiser):
     def job(ranks):
         vault = LabelVault(labels, 2, rng=SecureRandom(seed=7))
         settings = {"epsilon": 3.0, "delta": 1e-5, "epochs": 2, "batch_size": 13}
-        model = labeldp_pro.train(
-            linear(5), inputs, vault, denoiser=getattr(labeldp_pro, denoiser)(), **settings
-        )
+        model = labeldp_pro.train(linear(5), inputs, vault, denoiser=getattr(labeldp_pro, denoiser)(), **settings)
         return torch.cat([value.flatten() for value in model.parameters()]).detach(), vault.certificate(1e-5)
 
     alone, claim = job(None)
