@@ -144,6 +144,10 @@ class Ranks:
                 "ranks the same. Nothing was spent"
             )
 
+    def close(self) -> None:
+        """Let go of the group: this rank works alone from now on."""
+        self.left, self._group = True, None
+
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _try(self, begin: Callable[[], Any]) -> Any:

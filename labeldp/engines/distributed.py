@@ -76,10 +76,13 @@ def ranks(
             raise RankError(f"rank {own} cannot reach the others: {reason}; {_START}") from None
     team = Ranks(dist.group.WORLD, own, many, noise)
     try:
-        with working(team):
+        # One rank has nobody to work in step with.
+        with working(team if many > 1 else None):
             yield team
     finally:
-        # Others that still wait for this rank are told so by a link that is closed.
+        # Others that still wait for this rank are told so by a link that is closed. A group that is still referred to
+        # would keep threads that may outlive the interpreter.
+        team.close()
         if not joined:
             dist.destroy_process_group()
 
