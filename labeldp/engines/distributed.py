@@ -24,6 +24,10 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
+# Its functions have the group of all ranks as a default argument. Loaded later, by torch.compile say, they would keep
+# the group, whose threads then outlive the interpreter, and abort it now and then.
+import torch.distributed.nn.functional
+
 from labeldp.data.door import PrivateData
 from labeldp.ranks import LeftError, RankError, Ranks, working
 from labeldp.results.folder import features_digest
@@ -80,8 +84,7 @@ def ranks(
         with working(team if many > 1 else None):
             yield team
     finally:
-        # Others that still wait for this rank are told so by a link that is closed. A group that is still referred to
-        # would keep threads that may outlive the interpreter.
+        # Others that still wait for this rank are told so by a link that is closed.
         team.close()
         if not joined:
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What the page on scale says about torchrun: its script in one rank here, and script and command in two by torchrun."""
+"""What the page on scale says about torchrun: its script in one rank here, script and command in two by torchrun."""
 
 import os
 import re
