@@ -150,6 +150,12 @@ class LabelVault:
         return self._id
 
     @property
+    def place(self) -> str:
+        """A public name of its rows among those of the vault that it is a part of; "all" where it has all of them."""
+        parts = (vault._whole[1] for vault in self._lineage() if vault._whole is not None)
+        return " of ".join(digest(rows) for rows in parts if rows is not None) or "all"
+
+    @property
     def seeded(self) -> bool:
         """Whether any noise behind this vault's certificate came from a seed, in this process or an earlier one."""
         return self._rng.seed is not None or self._recorded_seeded
@@ -308,9 +314,9 @@ class LabelVault:
         self._check_by_row()
         reserved = Reserved([(event, times, self._checked_rows(rows)) for event, times, rows in queries], query_id)
         for earlier, plan in self._plans:
-            if earlier.query_id == query_id and earlier.left >= reserved.left:
+            if earlier.given_id == query_id and earlier.left >= reserved.left:
                 return plan
-        if query_id in self._paid:
+        if reserved.query_id in self._paid:
             raise BudgetExceededError(f"the plan {query_id!r} has fewer queries left than asked for; pay for a new one")
         check_budget(self._ledger.charge_plan(reserved.charges).groups(), self.budget, self.unit)
         plan = self.part()
@@ -449,9 +455,13 @@ class LabelVault:
 class Reserved:
     """The queries of a plan, and which of them were not drawn yet."""
 
-    def __init__(self, charges: list[Charged], query_id: str | None) -> None:
-        self.charges, self.query_id, self.paid = charges, query_id, False
-        self._open = dict(enumerate(map(_named, charges)))
+    def __init__(self, charges: list[Charged], given_id: str | None) -> None:
+        # In an order of their own, and under an id with their name: in any process, the same id means the same places.
+        self.charges = sorted(charges, key=lambda charge: repr(_named(charge)))
+        self.given_id, self.paid = given_id, False
+        self._open = dict(enumerate(map(_named, self.charges)))
+        name = hashlib.sha256(repr(list(self._open.values())).encode()).hexdigest()[:16]
+        self.query_id = None if given_id is None else f"{given_id} {name}"
 
     @property
     def left(self) -> Counter[Named]:

@@ -37,6 +37,7 @@ class ReleasedLabels:
     claim: Certificate | None = None
     # What a recipe asks of a vault besides: its name, its limit, and what it was charged here.
     id: ClassVar[str] = "released before"
+    place: ClassVar[str] = "all"
     budget: ClassVar[None] = None
     ledger: ClassVar[Ledger] = Ledger(0)
 
