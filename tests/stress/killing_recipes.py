@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from labeldp.budgets.store import BudgetStore
 from labeldp.core import vault as vaults
-from tests.recipes.stopping import CASES, attempt, left, note_draws, read_result, write_result
+from tests.recipes.stopping import CASES, MORE_CASES, attempt, left, note_draws, read_result, write_result
 
 # Where a process may die: a module or class, and the name of its function.
 POINTS = [(os, "fsync"), (os, "replace"), (os, "pwrite"), (os, "posix_fallocate"), (os, "ftruncate"),
@@ -129,5 +129,5 @@ def main(folder, kills, seed, cases):
 
 
 if __name__ == "__main__":
-    named = [tuple(case.split(":")) for case in sys.argv[4:]] or CASES
+    named = [tuple(case.split(":")) for case in sys.argv[4:]] or [*CASES, *MORE_CASES]
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), named)
