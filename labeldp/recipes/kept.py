@@ -204,7 +204,7 @@ def _plan_id(files: list[Path], asked: str) -> str:
         for folder in sorted({file.parent for file in files}):
             alone.enter_context(_alone_in(folder))
         lost = [file for file in files if _was_lost(file)]
-        if not path.exists() and any(file.exists() for file in files):
+        if not path.exists() and any(file.exists() for file in files) and any(path.parent.glob("plan-*.id")):
             raise ValueError(
                 f"{path.parent} keeps releases of another plan, with other queries; give the settings of that run, or "
                 "use a new folder"
