@@ -54,7 +54,8 @@ class Ranks:
     def __init__(self, group: Any, rank: int, size: int, noise: Literal["once", "each"] = "once") -> None:
         if noise not in ("once", "each"):
             raise ValueError(f"noise={noise!r} is not known; give 'once' or 'each'")
-        self._group, self.rank, self.size, self.noise = group, rank, size, noise
+        self._group: Any = group
+        self.rank, self.size, self.noise = rank, size, noise
         # Whether another rank is known to have stopped, and whether this one works alone from now on.
         self.lost, self.left = False, False
 

@@ -50,6 +50,7 @@ from labeldp.ranks import agreed, leave
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
+from labeldp.recipes.kept import bind_fit, first_seed
 from labeldp.recipes.one_shot import MOST_CELLS
 from labeldp.recipes.pilot import Decided
 from labeldp.results.evaluation import Evaluation
@@ -60,6 +61,10 @@ _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
 _WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
+
+
+def _tensors(rows: Tensor | Coded) -> tuple[Tensor, ...]:
+    return (rows.numbers, rows.cells) if isinstance(rows, Coded) else (rows,)
 
 
 def _rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
@@ -162,7 +167,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
             spending.begin_fit(vault)
         epsilon, method = spending.checked_epsilon(self.epsilon), self._checked_method()
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
-        begun, seed = time.perf_counter(), agreed(int(check_random_state(self.random_state).randint(2**31 - 1)))
+        begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
+        # A fit that was stopped goes on with the rows that it had set aside.
+        seed = agreed(first_seed(self._folder, seed) if self.random_state is None else seed)
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
         read = self._read(inputs, reset=True) if coded is None else coded
@@ -182,8 +189,6 @@ class LabelDPEstimator(BaseEstimator, ABC):
             payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
             vault, delta = spending.limited(vault, epsilon, self.delta, payer)
             held = self._held_out(vault, seed)
-            # Where ranks work together, what the first one's store allows holds for all.
-            delta = agreed(delta)
         reporter = Reporter(self.report, vault, delta, begun)
         seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         made = "" if coded is None else ", made as they are needed"
@@ -191,11 +196,11 @@ class LabelDPEstimator(BaseEstimator, ABC):
         training = vault
         if held is not None and isinstance(vault, LabelVault):
             others = np.setdiff1d(np.arange(rows), held)
+            bind_fit(self._folder, seed, *(part.cpu().numpy() for part in _tensors(seen)))
             training, same = vault.part(others, vault.budget), shown is seen
             seen = _rows_of(seen, others)
             shown = seen if same else _rows_of(shown, others)
-        self.choice_, chosen = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
-        self.method_ = agreed(chosen)
+        self.choice_, self.method_ = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
         columns = self._map.plain if isinstance(self._map, TableMap | TableAndTextMap) else None
         job = Job(
@@ -221,6 +226,12 @@ class LabelDPEstimator(BaseEstimator, ABC):
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
         reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
         return self
+
+    @property
+    def _folder(self) -> Path | None:
+        """Return where the fit keeps what it pays for; None for nowhere, and for what its recipe will refuse."""
+        given = (self.settings or {}).get("folder")
+        return given if isinstance(given, Path) else None
 
     def _held_out(self, vault: LabelVault, seed: int) -> npt.NDArray[np.intp] | None:
         """Return the rows that are set aside to measure with; None for none, and where they would pay twice."""
@@ -305,7 +316,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             fits = (recipe.released or not released) and (recipe.users or not by_user) and (recipe.coded or not coded)
             fits = fits and not (recipe.apart and (together or weighted)) and not (weighted and recipe.per_row)
             if fits and (self.model is None or recipe.network) and not one.obstacle:
-                return choice, recipe.key
+                return choice, agreed(recipe.key)
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
         raise ValueError(f"no recipe can be used here: {obstacles}")
 
