@@ -159,7 +159,7 @@ def train(
         noise, times = goal.terms(lambda noise: sums[0](noise_std=noise).event(), bound, batches.rate, run.terms)
         mechanisms = _mechanisms(ranks, noise, sums)
         # Before anything is paid for: of a run that ranks began, one process may draw the rest.
-        run.assume(vault, *mechanisms[0].assumptions)
+        run.assume(vault, *(() if ranks is None else mechanisms[0].assumptions))
         leases = batches.lease(vault, mechanisms, times, run.counter)
         if ranks is not None:
             # Paid for, and on the disk where there is one: only now do others know what to draw.

@@ -91,8 +91,9 @@ class Run:
             file = self._folder / "assumptions.json"
             earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
             sentences = tuple(dict.fromkeys([*earlier, *sentences]))
-            with replacing(file) as draft:
-                draft.write_text(json.dumps(sentences), encoding="utf-8")
+            if len(sentences) > len(earlier):
+                with replacing(file) as draft:
+                    draft.write_text(json.dumps(sentences), encoding="utf-8")
         vault.assume(*sentences)
 
     def query(self, step: int, lease: Lease[NoisyGradient]) -> Tensor | None:
