@@ -148,7 +148,7 @@ def read_one(path: Path, name: str, delimiter: str | None = None) -> Any:
     """Read one column of a Parquet or CSV file, and nothing else; that of a CSV file as the text that stands there."""
     source = open_table(path, delimiter)
     if source.names.count(name) != 1:
-        raise TableError(f"there is no single column {name!r} in {path.name}; check the spelling (case matters)")
+        raise TableError(f"there is no single column {name!r} in {path.name}; {column_advice(name, source.names)}")
     return source.read([name], as_text=[name]).column(0)
 
 
@@ -197,7 +197,10 @@ def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) 
 
 
 def _check_present(columns: Sequence[Column], names: list[str]) -> None:
-    missing = [column.name for column in columns if names.count(column.name) != 1]
+    twice = [column.name for column in columns if names.count(column.name) > 1]
+    if twice:
+        raise TableError(f"the table has several columns named {listed(twice)}; rename all but one of each")
+    missing = [column.name for column in columns if column.name not in names]
     if missing:
         raise TableError(
             f"the table lacks {listed(missing)}, which the model was trained on, among {len(names)} columns. Give a "

@@ -33,7 +33,7 @@ from labeldp.core.events import PureDP
 from labeldp.core.vault import LabelVault
 from labeldp.features.kernels import random_cosines
 from labeldp.learning.learners import Candidate, Task
-from labeldp.learning.progress import Report
+from labeldp.learning.progress import Report, listening
 from labeldp.learning.tuning import Stage
 from labeldp.learning.tuning import tune as label_free
 from labeldp.mechanisms.responses import RandomizedResponse
@@ -150,7 +150,12 @@ def train(
     if file is not None and file.exists():
         *moments, responses = json.loads(file.read_text(encoding="utf-8"))
     else:
-        moments = [played(plain), played(lift(plain))]
+        moments = []
+        with listening(None):
+            for number, way in enumerate((plain, lift(plain))):
+                clock("decision", "a moment is tried on labels drawn from the pilot's model", number / 3)
+                moments.append(played(way))
+        clock("decision", "responses are tried on labels drawn from the pilot's model", 2 / 3)
         responses = _responses_played(features, known, how, view, len(vault), epsilon, seed)
         if file is not None:
             with replacing(file) as draft:
