@@ -95,7 +95,7 @@ def predict(
     try:
         _write(found, out, option_values(ctx, without=("out", "quiet", "json")))
     except OSError as error:
-        raise _unwritable(out, error.strerror or type(error).__name__) from None
+        raise _unwritable(out, os.strerror(error.errno) if error.errno else type(error).__name__) from None
     put_signature(out, signer)
     if as_json:
         click.echo(json.dumps({"file": str(out), "rows": found.num_rows, "columns": found.column_names}))

@@ -34,6 +34,7 @@ from labeldp.cli.options import (
 )
 from labeldp.cli.progress import shown
 from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
+from labeldp.results.card import counted
 
 if TYPE_CHECKING:
     from labeldp.data.door import PrivateData
@@ -176,8 +177,6 @@ def train(
         weights = _weights(class_weight or (), data.classes)
         training = needed_training()
         if dry_run:
-            from labeldp.results.card import counted
-
             what, use = ("label", "trained on") if note is None else ("response", "learnt from")
             click.echo(f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing written.")
             if data.readings and not (quiet or as_json):
@@ -330,7 +329,7 @@ def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
 
 
 def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged: bool) -> str:
-    from labeldp.results.card import at_most, counted, promise
+    from labeldp.results.card import at_most, promise
     from labeldp.results.evaluation import evaluation_of
 
     certificate, test, own = result.certificate, result.metrics.get("test"), evaluation_of(result.metrics)

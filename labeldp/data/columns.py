@@ -64,6 +64,9 @@ def numbers(values: Any, name: str, like: Column | None = None, strays: bool = F
     return found
 
 
+_BOOLEANS = {"true": 1.0, "false": 0.0}
+
+
 def _written(values: Any, like: Column, strays: bool) -> Any:
     """Return the numbers or dates that texts are, NaN for cells that are none."""
     coded = pc.utf8_trim_whitespace(values.cast(pa.large_string())).combine_chunks().dictionary_encode()
@@ -72,6 +75,9 @@ def _written(values: Any, like: Column, strays: bool) -> Any:
         found = written_dates(texts, like.format or best_format(texts, np.ones(len(texts), np.int64)))
     else:
         found = written_numbers(texts, like.decimal)
+        # Booleans are numbers, and some files hold them as words.
+        words = np.array([_BOOLEANS.get(text.casefold(), np.nan) for text in texts.to_pylist()])
+        found = np.where(np.isnan(found), words, found)
     known = {"", *like.absent}
     others = [text for text, one in zip(texts.to_pylist(), found, strict=True) if np.isnan(one) and text not in known]
     odd = [text for text in others if text.casefold() not in ABSENT]

@@ -243,6 +243,10 @@ class CsvTable:
             raise TableError(f"{argument}: there is no single column {name!r}; {column_advice(name, names)}")
         return names.index(name)
 
+    def has_rows(self) -> bool:
+        """Return whether there is a record after the header; no more is read than it takes."""
+        return any(isinstance(part, Records) for part, _ in self._parts())
+
     def count_rows(self) -> int:
         """Return the number of records after the header."""
         return sum(len(records) for records, _ in self._parts() if isinstance(records, Records))

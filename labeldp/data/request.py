@@ -89,8 +89,8 @@ def column_advice(name: str, names: Sequence[str]) -> str:
     if near:
         return f"did you mean {' or '.join(repr(folded[one]) for one in near)}?"
     return (
-        f"it is not among its {len(names)} columns: check the spelling (case matters), the delimiter (--delimiter), and "
-        "that the first line of a CSV file names the columns"
+        f"it is not among its {len(names)} columns: check the spelling (case matters), the --delimiter, and that "
+        "the first line of a CSV file names the columns"
     )
 
 

@@ -86,11 +86,10 @@ class Decided:
     def reason(self) -> str:
         """Return the evidence in words."""
         taken = "a response of every row" if isinstance(self.found, Taught) else "one noisy moment"
+        lead = f"had to be {self.lead:.1%} ahead" if self.lead > 0 else f"might be {-self.lead:.1%} behind"
         return (
-            f"{self.pilot:,} rows responded first. On labels drawn from what they taught, a moment was right on "
-            f"{self.moment:.1%} of the rows and responses on {self.responses:.1%}, "
-            + (f"which had to be {self.lead:.1%} ahead" if self.lead > 0 else f"which might be {-self.lead:.1%} behind")
-            + f"; so the others were asked for {taken}."
+            f"In a pilot of {self.pilot:,} rows a moment was expected to be right on {self.moment:.1%} of the rows and "
+            f"responses, which {lead}, on {self.responses:.1%}, so the other rows were asked for {taken}."
         )
 
 
