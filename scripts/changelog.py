@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HEAD = """# Changelog
 
-What changed for users, newest first. Made by `scripts/changelog.py` from the notes in `changelog.d/`; what may change between
-versions is in [docs/versions.md](docs/versions.md).
+What changed for users, newest first. Made by `scripts/changelog.py` from the notes in `changelog.d/`; what may change
+between versions is in [docs/versions.md](docs/versions.md).
 """
 UNRELEASED = "Unreleased"
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
@@ -31,7 +31,8 @@ def notes(root: Path) -> list[tuple[int, str, str]]:
     found = []
     for path in (root / "changelog.d").glob("*.md"):
         if match := re.fullmatch(r"(\d+)-([\w-]+)", path.stem):
-            found.append((int(match[1]), match[2], " ".join(path.read_text(encoding="utf-8").split())))
+            # Links are written as seen from changelog.d/.
+            found.append((int(match[1]), match[2], path.read_text(encoding="utf-8").strip().replace("](../", "](")))
     return sorted(found, key=lambda note: (-note[0], note[1]))
 
 
@@ -44,10 +45,16 @@ def section(title: str, listed: list[tuple[int, str, str]]) -> str:
     - **Command line.** `labeldp train` trains. (#6)
     <BLANKLINE>
     """
-    lines = [
-        f"- **{topic.replace('-', ' ').capitalize()}.** {text} (#{number})" for number, topic, text in listed
-    ]
-    return "\n".join([f"## {title}", "", *lines, ""])
+    lines = [f"## {title}", ""]
+    for number, topic, text in listed:
+        first, *more = text.split("\n\n")
+        begin = f"- **{topic.replace('-', ' ').capitalize()}.**"
+        if first.startswith(("- ", "| ", "#")):
+            first, more = "", text.split("\n\n")
+        lines.append(" ".join([begin, *first.split(), f"(#{number})"]))
+        # Lists and tables stay as they are, below the line.
+        lines += ["", *(f"  {line}".rstrip() for line in "\n\n".join(more).splitlines()), ""] if more else []
+    return "\n".join([*lines, ""])
 
 
 def released(text: str) -> str:
@@ -85,7 +92,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.check:
         text = (given.root / "CHANGELOG.md").read_text(encoding="utf-8")
-        missing = [f"{number}-{topic}.md" for number, topic, words in notes(given.root) if words not in text]
+        listed = notes(given.root)
+        missing = [
+            f"{one[0]}-{one[1]}.md" for one in listed if section("", [one]).split("\n", 2)[2].strip() not in text
+        ]
         if missing:
             print(f"CHANGELOG.md lacks {', '.join(missing)}; run: python scripts/changelog.py")
         sys.exit(bool(missing))

@@ -4,7 +4,7 @@
     python scripts/try_wheel.py --only wheel     one of them
     python scripts/try_wheel.py --tutorials      the tutorials of docs/, too
 
-What is built is left in build/dist. Nothing of the checkout can be imported there: the commands run in a folder of their
+What is built is left in build/dist. Nothing of the checkout can be imported there: commands run in a folder of their
 own, in isolated mode. Each environment is new; versions are those of constraints.txt, as README has it.
 """
 
@@ -96,7 +96,9 @@ def tried(kind: str, built_file: Path, version: str, tutorials: bool) -> None:
         python, labeldp = empty / "bin/python", empty / "bin/labeldp"
         pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
         run([*pip, f"labeldp[{EXTRAS}] @ {built_file.as_uri()}"], folder)
-        where = run([python, "-I", "-c", "import labeldp; print(labeldp.__file__, labeldp.__version__)"], folder).split()
+        where = run(
+            [python, "-I", "-c", "import labeldp; print(labeldp.__file__, labeldp.__version__)"], folder
+        ).split()
         if not where[0].startswith(str(empty)) or where[1] != version:
             raise SystemExit(f"imported {where} where {version} in {empty} was wanted")
         patients(folder / "patients.csv")

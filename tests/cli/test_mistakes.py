@@ -22,7 +22,21 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 ROWS = 1200
-WORDS = ("patient", "reports", "mild", "pain", "after", "a", "long", "walk", "and", "sleeps", "badly", "since", "travel")
+WORDS = (
+    "patient",
+    "reports",
+    "mild",
+    "pain",
+    "after",
+    "a",
+    "long",
+    "walk",
+    "and",
+    "sleeps",
+    "badly",
+    "since",
+    "travel",
+)
 
 
 def patients(rows=ROWS, seed=0):

@@ -12,7 +12,20 @@ from tests.docs.pages import ROOT, command_lines, run_command, text
 
 # Pages whose commands need nothing but what the page itself has made.
 PAGES = ("start", "choosing_epsilon", "results", "choose")
-SITE = ("index", "start", "choosing_epsilon", "recipes", "extend", "threat_model", "pitfalls", "results")
+SITE = (
+    "index",
+    "coming_from",
+    "reference",
+    "versions",
+    "tutorials/medical",
+    "start",
+    "choosing_epsilon",
+    "recipes",
+    "extend",
+    "threat_model",
+    "pitfalls",
+    "results",
+)
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.S | re.M)
 
 
@@ -34,7 +47,7 @@ def test_commands_run_as_they_stand(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SITE)
 def test_every_block_is_of_a_kind_that_is_tested(name):
     kinds = re.findall(r"^```(\w*)\n.*?^```", text(name), re.S | re.M)
-    assert set(kinds) <= {"python", "console"}
+    assert set(kinds) <= {"python", "console", "text"}
     assert "console" not in kinds or name in PAGES
 
 
