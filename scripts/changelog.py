@@ -4,8 +4,8 @@
     python scripts/changelog.py --release 1.0.0    write it under this version, remove the notes, set the version
     python scripts/changelog.py --check            exit with 1 where CHANGELOG.md lacks a note
 
-Notes are named NUMBER-topic.md and come newest number first; released sections stay as they are. The version is written
-in pyproject.toml, and CITATION.cff repeats it.
+Notes are named NUMBER-topic.md, or topic.md, and come newest number first; released sections stay as they are. The
+version is written in pyproject.toml, and CITATION.cff repeats it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,18 @@ def notes(root: Path) -> list[tuple[int, str, str]]:
     """Return number, topic and text of every note, newest number first."""
     found = []
     for path in (root / "changelog.d").glob("*.md"):
-        if match := re.fullmatch(r"(\d+)-([\w-]+)", path.stem):
+        if path.name != "README.md" and (match := re.fullmatch(r"(?:(\d+)-)?([\w-]+)", path.stem)):
             # Links are written as seen from changelog.d/.
-            found.append((int(match[1]), match[2], path.read_text(encoding="utf-8").strip().replace("](../", "](")))
-    return sorted(found, key=lambda note: (-note[0], note[1]))
+            found.append(
+                (int(match[1] or 0), match[2], path.read_text(encoding="utf-8").strip().replace("](../", "]("))
+            )
+    # Those without a number are of no issue, and come first.
+    return sorted(found, key=lambda note: (note[0] > 0, -note[0], note[1]))
+
+
+def name(note: tuple[int, str, str]) -> str:
+    """Return the file of a note."""
+    return f"{note[0]}-{note[1]}.md" if note[0] else f"{note[1]}.md"
 
 
 def section(title: str, listed: list[tuple[int, str, str]]) -> str:
@@ -51,7 +59,7 @@ def section(title: str, listed: list[tuple[int, str, str]]) -> str:
         begin = f"- **{topic.replace('-', ' ').capitalize()}.**"
         if first.startswith(("- ", "| ", "#")):
             first, more = "", text.split("\n\n")
-        lines.append(" ".join([begin, *first.split(), f"(#{number})"]))
+        lines.append(" ".join([begin, *first.split(), *([f"(#{number})"] if number else [])]))
         # Lists and tables stay as they are, below the line.
         lines += ["", *(f"  {line}".rstrip() for line in "\n\n".join(more).splitlines()), ""] if more else []
     return "\n".join([*lines, ""])
@@ -93,9 +101,7 @@ def main() -> None:
     if given.check:
         text = (given.root / "CHANGELOG.md").read_text(encoding="utf-8")
         listed = notes(given.root)
-        missing = [
-            f"{one[0]}-{one[1]}.md" for one in listed if section("", [one]).split("\n", 2)[2].strip() not in text
-        ]
+        missing = [name(one) for one in listed if section("", [one]).split("\n", 2)[2].strip() not in text]
         if missing:
             print(f"CHANGELOG.md lacks {', '.join(missing)}; run: python scripts/changelog.py")
         sys.exit(bool(missing))
@@ -106,8 +112,8 @@ def main() -> None:
         raise SystemExit(f"--release {given.release} is no version; give one as in 1.0.0 or 1.0.0rc1")
     write(given.root, f"{given.release} ({datetime.now(UTC).date().isoformat()})")
     set_version(given.root, given.release)
-    for number, topic, _ in notes(given.root):
-        (given.root / "changelog.d" / f"{number}-{topic}.md").unlink()
+    for note in notes(given.root):
+        (given.root / "changelog.d" / name(note)).unlink()
 
 
 if __name__ == "__main__":

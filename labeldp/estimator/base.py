@@ -190,7 +190,6 @@ class LabelDPEstimator(BaseEstimator, ABC):
             vault, delta = spending.limited(vault, epsilon, self.delta, payer)
             held = self._held_out(vault, seed)
         reporter = Reporter(self.report, vault, delta, begun)
-        reporter.phase("features", f"{rows:,} rows")
         with listening(reporter):
             seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         made = "" if coded is None else ", made as they are needed"
