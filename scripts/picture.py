@@ -105,7 +105,7 @@ def draw_tables(target: Path) -> None:
         axis.plot(*zip(*points, strict=True), style, color=colour, marker=marker, markersize=4.5, label=name)
     axis.axhline(found["open boosting"][float("inf")], color=OPEN, linestyle=":", label="no privacy, boosting")
     ticks = sorted(epsilon for epsilon in found["auto"] if epsilon < float("inf"))
-    axis.set(xscale="log", xlabel="ε", ylabel="accuracy, %, mean over tables")
+    axis.set(xscale="log", xlabel="ε", ylabel="accuracy, %, mean over tables", ylim=(22, 92))
     axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
     axis.grid(alpha=0.25)
