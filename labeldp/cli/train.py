@@ -355,8 +355,9 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
             found = f"{share}mean absolute error {test['mean_absolute_error']:.4g}"
         lines.append(f"On {counted(test['rows'], 'row')} with open labels: {found}.")
         if "training_rows_left_out" in test:
-            left = counted(test["training_rows_left_out"], "row")
-            lines.append(f"Left out of that, because the model was trained on them: {left}.")
+            left = test["training_rows_left_out"]
+            both = "is a training row" if left == 1 else "are training rows"
+            lines.append(f"Left out of that: {counted(left, 'row')} that {both} too.")
     if not charged and not result.story.released:
         lines.append("No budget store was charged: what else is released of these labels adds up (labeldp budget).")
     return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
