@@ -75,14 +75,13 @@ def privatize(
     """
     from labeldp.core.random import SecureRandom
     from labeldp.data import tables
-    from labeldp.data.columns import open_table
 
     delimiter = delimiter_of(delimiter)
     signer = signing_key(sign, target)
     names = declared(classes)
     if store is not None:
         refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
-    if source.is_file() and not open_table(source, delimiter, "source").has_rows():
+    if source.is_file() and not tables.has_rows(source, delimiter):
         raise Refusal(f"{source.name} has no rows, and there is nothing to privatize; give a table with some")
     charged: Any
     if journal is not None or budget is not None:

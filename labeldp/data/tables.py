@@ -141,6 +141,12 @@ def privatize(
         return draft.seal(certify(sealer.groups, 0.0, release=public, **how))
 
 
+@refusing
+def has_rows(source: Path, delimiter: str | None = None) -> bool:
+    """Return whether a table has a row; no more of it is read than that takes."""
+    return open_table(source, delimiter, "source").has_rows()
+
+
 def _source(source: Path, target: Path, delimiter: str | None) -> CsvTable | ParquetTable:
     """Open the source; refuse a target that is the source itself, or of another format."""
     table = open_table(source, delimiter, "source")

@@ -156,7 +156,7 @@ def train(
     if isinstance(features, Coded):
         return _of_coded(features, vault, noise, tune, heads, most, weighted, seed, folder, clock)
     found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
-    clock("query", f"the moment of {found.basis.width} directions is computed")
+    clock("moment", f"the sum over rows of {found.basis.width} directions is computed")
     rows = found.basis(features)
     mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
     noisy = _released(mechanism, rows.shape[1], vault, folder, lambda: rows.sum(dim=0, dtype=torch.float64))
