@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.data.columns import conformed, open_table, read_like, read_one, read_public
+from labeldp.data.columns import conformed, open_table, public_names, read_like, read_one, read_public
 from labeldp.data.csv import CsvTable
 from labeldp.data.files import ADULT_CLASSES, MissingDataError, adult_path
 from labeldp.data.kinds import Column, Reading, kept_columns, readings_of
@@ -41,8 +41,10 @@ from labeldp.data.labels import (
     declared_by_type,
 )
 from labeldp.data.open_rows import Features, OpenLabels, OpenRows, same_file
+from labeldp.data.parquet_folder import ParquetFolder
 from labeldp.data.released import ReleasedLabels
 from labeldp.data.request import TableError, column_advice, declared_classes, refusing, usable
+from labeldp.data.stored import StoredTable, is_big, read_sample
 from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.releases import NoisyLabels
@@ -73,7 +75,7 @@ class PrivateData:
 
     name: str
     label: str
-    features: Features
+    features: Features | StoredTable
     vault: LabelVault | ReleasedLabels
     classes: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
@@ -94,14 +96,14 @@ class PrivateData:
         """Return the features in a few words."""
         if self.columns is not None:
             return tuple(column.name for column in self.columns)
-        return (" × ".join(map(str, np.shape(self.features)[1:])) + " pixels",)
+        return (" × ".join(map(str, self.features.shape[1:])) + " pixels",)
 
 
 @dataclass(frozen=True, eq=False)
 class PublicColumns:
     """The public columns of a table as a model takes them, how each was read, and a note on how the file was."""
 
-    features: pa.Table = field(repr=False)
+    features: pa.Table | StoredTable = field(repr=False)
     columns: tuple[Column, ...]
     readings: tuple[Reading, ...]
     note: str = ""
@@ -235,14 +237,28 @@ def read_columns(
         source = open_table(path, delimiter)
         _check_named(path, source.names, label, {"drop": drop, **kinds})
         without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
-        public = read_public(path, tuple(without), delimiter, (*category, *text, *date))
-        readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
+        if isinstance(source, ParquetFolder):
+            source.check_label(label)
+        wanted = {name: kind for kind, names in kinds.items() for name in names}
+        rows = source.lines() if isinstance(source, CsvTable) else source.num_rows
+        sampled = is_big(rows, len(source.names) - len(without))
+        if sampled:
+            names = public_names(path, source.names, tuple(without))
+            public, types, rows = read_sample(source, names, (*category, *text, *date))
+        else:
+            public, types = read_public(path, tuple(without), delimiter, (*category, *text, *date)), {}
+        readings = readings_of(public, wanted, rows if sampled else None)
         columns = kept_columns(readings)
-        features = conformed(public, columns, strays=True)
+        features: Any = conformed(public, columns, strays=True)
+        if sampled:
+            features = StoredTable(source, columns, features, types, rows)
     reasons = {users: "says whose a row is", ids: "says which a row is"}
     aside = (Reading(name, "left out", note=reasons.get(name, "as requested")) for name in without if name != label)
     shown = source.delimiter.decode() if isinstance(source, CsvTable) and source.sniffed else ""
     note = f"{path.name} was read with {shown!r} as delimiter." if shown else ""
+    if sampled:
+        drawn = f"How columns are read was found on {len(public):,} of {rows:,} rows, drawn at random."
+        note = f"{note} {drawn}".strip()
     return PublicColumns(features, columns, (*readings, *aside), note)
 
 

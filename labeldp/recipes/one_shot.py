@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +37,7 @@ from torch import Generator, Tensor, nn
 from labeldp.core.events import Event
 from labeldp.core.vault import LabelVault
 from labeldp.features.extract import Device, Extractor, FeatureMap, gram_of
-from labeldp.features.tables import Coded
+from labeldp.features.kernels import Streamed
 from labeldp.learning.heads import Axes, Head, Scale, eigenbasis, honest_scale, ridge_head, softmax_head
 from labeldp.learning.progress import Progress, Report
 from labeldp.learning.rare import levelled
@@ -49,8 +50,8 @@ from labeldp.recipes.kept import check_affordable, in_folder, query_note, releas
 from labeldp.releases import NoisyMoments
 
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
-# Features held at once, where a table has many rows: 1 GiB of them.
-MOST_CELLS = 1 << 28
+# Where a table has more features in all (1 GiB), they are made as they are needed, and so many are held at once.
+MOST_CELLS, HELD_CELLS = 1 << 28, 1 << 26
 _ROWS_AT_ONCE = 8192
 Noise = GaussianNoise | LaplaceNoise
 
@@ -111,7 +112,7 @@ class OneShot:
 
 @checked
 def train(
-    features: Tensor | Coded,
+    features: Tensor | Streamed,
     vault: LabelVault,
     *,
     epsilon: float,
@@ -133,8 +134,8 @@ def train(
             order 1. Give 1e-5, or less than one over the number of rows, for Gaussian noise.
         tune: `labeldp.learning.tuning.tune`, or that with settings bound (for `Coded`, `num_rows` among them).
         heads: which to choose among, without a label.
-        most, seed: for `Coded`, the number m of rows that tuning and head see (as many as have a gibibyte of features
-            when None), and the seed that draws them. With m = n the result is that of plain features.
+        most, seed: for `Coded`, the number m of rows that tuning and head see (as many as have a quarter of a gibibyte
+            of features when None), and the seed that draws them. With m = n the result is that of plain features.
         weighted: whether classes will be weighed against each other by their probabilities, which then have to be right
             for rare ones, too: softmax regression, with a level of every class (`labeldp.learning.rare`).
         folder: keeps plan and moment, so that a killed run goes on and draws nothing twice.
@@ -148,12 +149,12 @@ def train(
     """
     clock = Clock(report)
     noise, heads = noise_for(epsilon, delta), (softmax_head,) if weighted else heads
-    if isinstance(features, Coded):
+    if isinstance(features, Streamed):
         check_count(len(features), "features", vault)
     else:
         check_features(features, vault)
     check_affordable(vault, (event_of(noise), None, in_folder(folder, "moment.npz")))
-    if isinstance(features, Coded):
+    if isinstance(features, Streamed):
         return _of_coded(features, vault, noise, tune, heads, most, weighted, seed, folder, clock)
     found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
     rows = found.basis(features)
@@ -349,17 +350,17 @@ class Clock:
     def __init__(self, report: Report | None) -> None:
         self._report, self._begun = report, time.perf_counter()
 
-    def __call__(self, phase: str, detail: str) -> None:
-        """Report a step."""
+    def __call__(self, phase: str, detail: str, share: float | None = None) -> None:
+        """Report a step, and which share of it is done where that is known."""
         if self._report is not None:
-            self._report(Progress(phase, detail, time.perf_counter() - self._begun))
+            self._report(Progress(phase, detail, time.perf_counter() - self._begun, share))
 
 
 # --- tables of many rows ----------------------------------------------------------------------------------------
 
 
 def _of_coded(
-    rows: Coded,
+    rows: Streamed,
     vault: LabelVault,
     noise: Noise,
     tune: Tune,
@@ -370,31 +371,50 @@ def _of_coded(
     folder: Path | None,
     clock: Clock,
 ) -> OneShot:
-    count = max(1, MOST_CELLS // rows.shape[1]) if most is None else most
-    held = rows
-    if count < len(rows):
-        held = rows.take(torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:count].sort().values)
+    held = rows_held(rows, most, seed)
+    clock("tuning", f"on {len(held):,} of {len(rows):,} rows")
     found = tuned(held.features(), vault.num_classes, noise, tune, heads, folder, clock)
     # φ of the rows held, (m, d); not by joining chunks, which would hold them twice.
     some, done = torch.empty(len(held), found.basis.width, device=held.device), 0
     for part in _turned(held, found.basis):
         some[done : done + len(part)] = part
         done += len(part)
-    chunks = RowChunks(len(rows), found.basis.width, lambda: (p.cpu().numpy() for p in _turned(rows, found.basis)))
+
+    def chunks() -> Iterator[np.ndarray]:
+        """Yield φ of all rows; how many were added up is public, and is reported now and then."""
+        added = told = 0
+        for part in _turned(rows, found.basis):
+            yield part.cpu().numpy()
+            added += len(part)
+            if added - told >= len(rows) // 100:
+                told = added
+                # What was paid for is not lost to whoever is told about it.
+                with suppress(Exception):
+                    clock("query", f"{added:,} of {len(rows):,} rows added up", added / len(rows))
+
     # The longest of the rows held: what is longer is scaled down to it.
-    mechanism = Moments(chunks, vault.num_classes, noise, _radius(some, noise))
+    asked = RowChunks(len(rows), found.basis.width, chunks)
+    mechanism = Moments(asked, vault.num_classes, noise, _radius(some, noise))
     parts = (part.sum(dim=0, dtype=torch.float64) for part in _turned(rows, found.basis))
     noisy = _released(mechanism, found.basis.width, vault, folder, lambda: torch.stack(list(parts)).sum(dim=0))
     clock("query", f"{noisy.num_classes} × {found.basis.width} numbers, noise {noisy.noise_std:.3g}")
-    return replace(fitted(found, heads, _moment_of(some, noisy), some, clock, weighted), noisy=noisy)
+    return replace(fitted(found, heads, moment_of(some, noisy), some, clock, weighted), noisy=noisy)
 
 
-def _turned(rows: Coded, basis: Basis) -> Iterator[Tensor]:
+def rows_held(rows: Streamed, most: int | None, seed: int) -> Any:
+    """Return the random public rows that tuning and head see, all where they are no more."""
+    count = max(1, HELD_CELLS // rows.shape[1]) if most is None else most
+    if count >= len(rows):
+        return rows
+    return rows.take(torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:count].sort().values)
+
+
+def _turned(rows: Streamed, basis: Basis) -> Iterator[Tensor]:
     """Yield φ of all rows, chunk by chunk."""
     return (basis.from_turned(part) for _, part in rows.mapped(basis.matrix))
 
 
-def _moment_of(some: Tensor, noisy: NoisyMoments) -> NoisyMoments:
+def moment_of(some: Tensor, noisy: NoisyMoments) -> NoisyMoments:
     """Estimate the moment of some rows from that of all."""
     share, classes = len(some) / noisy.num_rows, noisy.num_classes
     total = some.sum(dim=0, dtype=torch.float64).cpu().numpy()

@@ -366,6 +366,8 @@ def features_digest(features: Any) -> str:
     import pyarrow as pa
 
     content = hashlib.sha256()
+    if hasattr(features, "digest"):
+        return features.digest()
     if not isinstance(features, pa.Table):
         content.update(repr((features.dtype, features.shape)).encode() + np.ascontiguousarray(features).data)
         return content.hexdigest()[:32]

@@ -1,0 +1,135 @@
+"""Leave the rows of a big table where they are: its public columns are read part by part, as often as they are needed.
+
+How columns are read, and all that is fitted to public rows, comes from rows drawn at random by their number: a sample
+that no label has a part in. The table itself is never in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from labeldp.data.columns import conformed
+from labeldp.data.csv import CsvTable, typed
+from labeldp.data.kinds import Column
+from labeldp.data.parquet import ParquetTable
+
+# Rows of which columns and features are found; a table of no more than these, or of fewer cells, is read whole.
+SAMPLE_ROWS, MANY_CELLS = 200_000, 1 << 24
+Source = CsvTable | ParquetTable
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTable:
+    """Public columns of files, conformed as they are read; a table to whatever takes rows in parts.
+
+    Args:
+        source: where they are.
+        columns: as a model reads them.
+        sample: rows drawn at random, conformed, in their order.
+        types: of the columns of a CSV file, as Arrow finds them in the sample.
+        num_rows: how many rows there are in all.
+        strays: whether cells that are no number, in columns of numbers, are missing ones; else they are refused.
+    """
+
+    source: Source = field(repr=False)
+    columns: tuple[Column, ...] = field(repr=False)
+    sample: pa.Table = field(repr=False)
+    types: dict[str, pa.DataType] = field(repr=False)
+    num_rows: int
+    strays: bool = True
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return rows and columns."""
+        return self.num_rows, self.sample.num_columns
+
+    @property
+    def column_names(self) -> list[str]:
+        """Return the names of the columns as they are read."""
+        return list(self.sample.column_names)
+
+    def parts(self) -> Iterator[pa.Table]:
+        """Yield all rows in order, some ten thousand at a time."""
+        names = [column.name for column in self.columns]
+        for part in self.source.batches(names, self.types):
+            yield conformed(part, self.columns, strays=self.strays)
+
+    def read(self) -> pa.Table:
+        """Return the whole table, in memory: for what cannot do with parts."""
+        return pa.concat_tables(self.parts())
+
+    def digest(self) -> str:
+        """Return a hash by which a run knows its table again: of the columns, the number of rows and the sample."""
+        content = hashlib.sha256(repr((self.columns, self.num_rows)).encode())
+        for name in self.column_names:
+            content.update(repr(self.sample.column(name).to_pylist()).encode())
+        return content.hexdigest()[:32]
+
+
+def some_of(features: Any) -> Any:
+    """Return rows of which a mean is as good as that of all: the sample of a stored table, and any other whole."""
+    return features.sample if isinstance(features, StoredTable) else features
+
+
+def drawn(batches: Iterator[pa.Table], most: int, seed: int = 0) -> tuple[pa.Table, int]:
+    """Return rows drawn at random from a table that comes in batches, and how many there are in all.
+
+    Every row gets a random number, by its place and the public seed, and those with the least numbers are kept: so the
+    sample does not depend on how the batches are cut.
+
+    >>> batches = [pa.table({"row": range(start, start + 40)}) for start in (0, 40, 80)]
+    >>> sample, rows = drawn(iter(batches), 50)
+    >>> sample.num_rows, rows, sample["row"].to_pylist() == sorted(sample["row"].to_pylist())
+    (50, 120, True)
+    """
+    chance = np.random.default_rng(seed)
+    kept: list[tuple[pa.Table, npt.NDArray[np.float64]]] = []
+    limit, rows, held = 1.0, 0, 0
+    for batch in batches:
+        numbers = chance.random(len(batch))
+        rows += len(batch)
+        kept.append(_below(batch, numbers, limit))
+        held += len(kept[-1][0])
+        if held > 2 * most:
+            limit = float(np.partition(np.concatenate([one for _, one in kept]), most)[most])
+            kept = [_below(*one, limit) for one in kept]
+            held = sum(len(table) for table, _ in kept)
+    if held > most:
+        limit = float(np.partition(np.concatenate([one for _, one in kept]), most)[most])
+        kept = [_below(*one, limit) for one in kept]
+    return pa.concat_tables([table for table, _ in kept]), rows
+
+
+def _below(table: pa.Table, numbers: npt.NDArray[np.float64], limit: float) -> tuple[pa.Table, npt.NDArray[np.float64]]:
+    chosen = np.flatnonzero(numbers < limit)
+    # Strings that are taken would otherwise keep all others in memory.
+    return table.take(pa.array(chosen)).combine_chunks(), numbers[chosen]
+
+
+def read_sample(
+    source: Source, names: Sequence[str], as_text: Sequence[str] = (), most: int = SAMPLE_ROWS
+) -> tuple[pa.Table, dict[str, pa.DataType], int]:
+    """Return rows drawn at random with the types that they have, the types of a CSV file's columns, and how many rows.
+
+    What types the columns of a CSV file have, Arrow finds in the sample; those of `as_text` stay text.
+    """
+    sample, rows = drawn(source.batches(list(names), None), most)
+    if not isinstance(source, CsvTable) or not rows:
+        return sample, {}, rows
+    found = typed(sample, as_text)
+    return found, {field.name: field.type for field in found.schema}, rows
+
+
+def is_big(rows: int, columns: int) -> bool:
+    """Return whether a table of so many rows and columns is left where it is."""
+    return rows > SAMPLE_ROWS and rows * columns > MANY_CELLS
