@@ -6,7 +6,6 @@ that no label has a part in. The table itself is never in memory.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,13 +66,6 @@ class StoredTable:
     def read(self) -> pa.Table:
         """Return the whole table, in memory: for what cannot do with parts."""
         return pa.concat_tables(self.parts())
-
-    def digest(self) -> str:
-        """Return a hash by which a run knows its table again: of the columns, the number of rows and the sample."""
-        content = hashlib.sha256(repr((self.columns, self.num_rows)).encode())
-        for name in self.column_names:
-            content.update(repr(self.sample.column(name).to_pylist()).encode())
-        return content.hexdigest()[:32]
 
 
 def some_of(features: Any) -> Any:

@@ -203,7 +203,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
         training = vault
         if held is not None and isinstance(vault, LabelVault):
-            others = np.setdiff1d(np.arange(rows), held)
+            others = np.setdiff1d(np.arange(rows), held, assume_unique=True)
             training, same = vault.part(others, vault.budget), shown is seen
             seen = _rows_of(seen, others)
             shown = seen if same else _rows_of(shown, others)

@@ -14,17 +14,19 @@ Where a table has so many rows that its features do not fit in memory (`Coded`),
 moment needs all n rows, and it is a sum. Tuning and head see m random public rows, and the head the moment of these,
 estimated without bias and with the right sum over the classes (difference estimator; Särndal et al. 1992):
 
-    S̃_m = (m/n)·(S̃ − T_n/K) + T_m/K,    T the public totals Σ_i φ_i.
+    S̃_m = (m/n)·(S̃ − P_n) + P_m,    P = Σ_i p_i ⊗ φ_i.
 
-So the noise is that of one query over n labels, and what is lost is that of any model of d weights and m rows instead
-of n, some d/m in likelihood.
+First with p_i = 1/K; the head would then know as much as one of d weights and m rows, and lose some d/m in likelihood.
+Then with the probabilities p_i that this head gives all n rows, which are post-processing: what it has learnt no longer
+depends on which rows were drawn, and what is lost is of the order of (d/m)² (the surrogate likelihood of Jordan, Lee
+and Yang 2019). The noise is that of one query over n labels.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +40,16 @@ from labeldp.core.events import Event
 from labeldp.core.vault import LabelVault
 from labeldp.features.extract import Device, Extractor, FeatureMap, gram_of
 from labeldp.features.kernels import Streamed
-from labeldp.learning.heads import Axes, Head, Scale, eigenbasis, honest_scale, ridge_head, softmax_head
+from labeldp.learning.heads import (
+    Axes,
+    EstimatedMoments,
+    Head,
+    Scale,
+    eigenbasis,
+    honest_scale,
+    ridge_head,
+    softmax_head,
+)
 from labeldp.learning.progress import Progress, Report
 from labeldp.learning.rare import levelled
 from labeldp.learning.tuning import Basis, Scored, Tuning, compare_heads, load_plan, save_plan, tune
@@ -312,10 +323,19 @@ def _radius(rows: Tensor, noise: Noise) -> float:
 
 
 def fitted(
-    found: Tuning, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, clock: Clock, weighted: bool = False
+    found: Tuning,
+    heads: Sequence[Head],
+    noisy: NoisyMoments,
+    rows: Tensor,
+    clock: Clock,
+    weighted: bool = False,
+    axes: Axes | None = None,
 ) -> OneShot:
-    """Return the head that does better on labels drawn from the first one, with honest probabilities."""
-    axes, constant = eigenbasis(gram_of(rows)), found.basis.constant_column
+    """Return the head that does better on labels drawn from the first one, with honest probabilities.
+
+    `axes` are `eigenbasis(gram_of(rows))`, if at hand.
+    """
+    axes, constant = axes or eigenbasis(gram_of(rows)), found.basis.constant_column
     settled = _solved(heads[0], found.scales[0], noisy, rows, axes, constant)
     if len(heads) > 1:
         shares = compare_heads(heads, noisy.noise_std, rows, rows @ settled[1].T, constant=constant)
@@ -398,7 +418,14 @@ def _of_coded(
     parts = (part.sum(dim=0, dtype=torch.float64) for part in _turned(rows, found.basis))
     noisy = _released(mechanism, found.basis.width, vault, folder, lambda: torch.stack(list(parts)).sum(dim=0))
     clock("query", f"{noisy.num_classes} × {found.basis.width} numbers, noise {noisy.noise_std:.3g}")
-    return replace(fitted(found, heads, moment_of(some, noisy), some, clock, weighted), noisy=noisy)
+    axes = eigenbasis(gram_of(some))
+    shot = fitted(found, heads, moment_of(some, noisy), some, clock, weighted, axes)
+    if len(held) < len(rows):
+        expected = _expected(_turned(rows, found.basis), shot.weight, clock, len(rows)), _expected([some], shot.weight)
+        place = list(heads).index(shot.head)
+        own = replace(found, scales=found.scales[place : place + 1])
+        shot = fitted(own, (shot.head,), moment_of(some, noisy, expected), some, clock, weighted, axes)
+    return replace(shot, tuning=found, noisy=noisy)
 
 
 def rows_held(rows: Streamed, most: int | None, seed: int) -> Any:
@@ -414,9 +441,35 @@ def _turned(rows: Streamed, basis: Basis) -> Iterator[Tensor]:
     return (basis.from_turned(part) for _, part in rows.mapped(basis.matrix))
 
 
-def moment_of(some: Tensor, noisy: NoisyMoments) -> NoisyMoments:
-    """Estimate the moment of some rows from that of all."""
+def moment_of(some: Tensor, noisy: NoisyMoments, expected: tuple[Tensor, Tensor] | None = None) -> NoisyMoments:
+    """Estimate the moment of some rows from that of all.
+
+    Args:
+        some: φ of these rows, (m, d).
+        noisy: the moment of all.
+        expected: moments that a model of the labels gives all rows and these, (K, d) each; none: every class is as
+            likely as any other.
+    """
     share, classes = len(some) / noisy.num_rows, noisy.num_classes
     total = some.sum(dim=0, dtype=torch.float64).cpu().numpy()
-    value = share * (noisy.value - noisy.total / classes) + total / classes
-    return replace(noisy, value=value, total=total, num_rows=len(some), noise_std=share * noisy.noise_std)
+    if expected is None:
+        value = share * (noisy.value - noisy.total / classes) + total / classes
+    else:
+        of_all, of_some = (one.cpu().numpy() for one in expected)
+        value = share * (noisy.value - of_all) + of_some
+    own = {"value": value, "total": total, "num_rows": len(some), "noise_std": share * noisy.noise_std}
+    # Of many labels, scaled down, the scatter is that of many; and that of the rows drawn is left while p says nothing.
+    return EstimatedMoments(**{**vars(noisy), **own}, scatter=1.0 if expected is None else share)
+
+
+def _expected(parts: Iterable[Tensor], weight: Tensor, clock: Clock | None = None, rows: int = 0) -> Tensor:
+    """Return Σ_i softmax(t·Wφ_i) ⊗ φ_i, (K, d)."""
+    found, done, told = torch.zeros(weight.shape, dtype=torch.float64, device=weight.device), 0, 0
+    for whole in parts:
+        for part in whole.split(_ROWS_AT_ONCE):
+            found += torch.softmax(part @ weight.T, dim=1).T @ part
+            done += len(part)
+            if clock is not None and done - told >= rows // 100:
+                clock("head", f"{done:,} of {rows:,} rows", done / rows)
+                told = done
+    return found
