@@ -115,7 +115,8 @@ def open_table(path: Path, delimiter: str | None = None, argument: str = "") -> 
             return found
         raise TableError(
             f"{where} is a folder without Parquet files; give one with them, or one Parquet or CSV file. Images "
-            "are given by the name of a data set, or in Python as an array (n, channels, height, width) to LabelDPClassifier"
+            "are given by the name of a data set, or in Python as an array (n, channels, height, width) to "
+            "LabelDPClassifier"
         )
     kind = Path(path.stem if path.suffix.lower() in COMPRESSED else path).suffix.lower()
     if kind not in TEXT + PARQUET or (kind in PARQUET and path.suffix.lower() != kind):

@@ -34,8 +34,6 @@ _ARROW_BYTES = 16 << 20
 BOM = b"\xef\xbb\xbf"
 _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
 _NO_BYTES = arrow_bytes([b""])
-# What Arrow takes for a missing cell in a column that is no text.
-_NOTHING = pa.array(pacsv.ConvertOptions().null_values)
 
 Positions = npt.NDArray[np.intp]
 
@@ -329,8 +327,13 @@ class CsvTable:
             if rest.strip():
                 yield rest
 
-    def lines(self) -> int:
-        """Return the number of records, counted by their line ends where no cell is quoted."""
+    def lines(self, fewest: int = 0) -> int:
+        """Return the number of records, counted by their line ends where no cell is quoted.
+
+        Where even empty cells would leave room for fewer than `fewest` cells, nothing is counted, and it is 0.
+        """
+        if self.path.suffix.lower() in (".csv", ".tsv", ".txt") and self.size < fewest:
+            return 0
         rows, last = 0, b"\n"
         with _reading(self.path), _opened(self.path) as source:
             source.read(len(self.header.raw))
@@ -444,7 +447,9 @@ def _of_type(texts: Any, kind: pa.DataType, name: str) -> Any:
     """Return a column of texts as its type where every cell is of it; else as text, or missing where it is none."""
     if kind == texts.type:
         return texts
-    filled = pc.if_else(pc.is_in(texts, value_set=_NOTHING), None, texts)
+    # What Arrow takes for a missing cell in a column that is no text.
+    nothing = pa.array(pacsv.ConvertOptions().null_values)
+    filled = pc.if_else(pc.is_in(texts, value_set=nothing), None, texts)
     try:
         return filled.cast(kind)
     except pa.ArrowInvalid:

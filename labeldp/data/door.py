@@ -44,7 +44,7 @@ from labeldp.data.open_rows import Features, OpenLabels, OpenRows, same_file
 from labeldp.data.parquet_folder import ParquetFolder
 from labeldp.data.released import ReleasedLabels
 from labeldp.data.request import TableError, column_advice, declared_classes, refusing, usable
-from labeldp.data.stored import StoredTable, is_big, read_sample
+from labeldp.data.stored import MANY_CELLS, StoredTable, is_big, read_sample
 from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.releases import NoisyLabels
@@ -240,7 +240,7 @@ def read_columns(
         if isinstance(source, ParquetFolder):
             source.check_label(label)
         wanted = {name: kind for kind, names in kinds.items() for name in names}
-        rows = source.lines() if isinstance(source, CsvTable) else source.num_rows
+        rows = source.lines(MANY_CELLS) if isinstance(source, CsvTable) else source.num_rows
         sampled = is_big(rows, len(source.names) - len(without))
         if sampled:
             names = public_names(path, source.names, tuple(without))
