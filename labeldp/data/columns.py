@@ -169,14 +169,19 @@ def read_like(
 ) -> tuple[pa.Table, pa.Table]:
     """Read the columns that a model was trained on, conformed, and those to `keep` as they are; no others are read."""
     source = open_table(path, delimiter)
-    for name in keep:
-        if name not in source.names:
-            raise TableError(f"--keep: there is no column {name!r} in {path}; check the spelling (case matters)")
-    _check_present(columns, source.names)
+    check_like(path, source.names, columns, keep)
     written = [column.name for column in columns if column.as_text]
     wanted = dict.fromkeys([*(column.name for column in columns), *keep])
     table = _with_rows(source.read(list(wanted), (*written, *keep)), path)
     return conformed(table, columns), table.select(list(keep))
+
+
+def check_like(path: Path, names: list[str], columns: Sequence[Column], keep: Sequence[str]) -> None:
+    """Raise TableError unless all columns of a model, and all that are to be kept, are among the names."""
+    for name in keep:
+        if name not in names:
+            raise TableError(f"--keep: there is no column {name!r} in {path}; check the spelling (case matters)")
+    _check_present(columns, names)
 
 
 def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) -> pa.Table:

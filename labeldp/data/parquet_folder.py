@@ -69,7 +69,9 @@ class ParquetFolder(ParquetTable):
 
     def writer(self, request: Request) -> ParquetWriter:
         """Return what writes one file with private labels; codec and chunks are those of the first file with rows."""
-        return replace(self._one(self._first).writer(request), table=self)
+        self.check_label(request.label)
+        # Places are those of the whole table's columns.
+        return replace(ParquetTable(self._first, self.schema, 0).writer(request), table=self)
 
     @property
     def _first(self) -> Path:
@@ -78,10 +80,6 @@ class ParquetFolder(ParquetTable):
                 if file.metadata.num_rows:
                     return path
         return self.files[0][0]
-
-    def _one(self, path: Path) -> ParquetTable:
-        """Return the footer of one file, with the columns of the whole table: places are those of the table."""
-        return ParquetTable(path, self.schema, 0)
 
     def _batches(self, rows: int, columns: list[str] | None = None) -> Iterator[Any]:
         names = self.names if columns is None else columns

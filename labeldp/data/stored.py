@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from labeldp.data.columns import conformed
+from labeldp.data.columns import check_like, conformed, open_table
+from labeldp.data.columns import read_like as columns_like
 from labeldp.data.csv import CsvTable, typed
 from labeldp.data.kinds import Column
 from labeldp.data.parquet import ParquetTable
 
 # Rows of which columns and features are found; a table of no more than these, or of fewer cells, is read whole.
 SAMPLE_ROWS, MANY_CELLS = 200_000, 1 << 24
+# Rows that show what types the columns of a CSV file have.
+_FEW_ROWS = 20_000
 Source = CsvTable | ParquetTable
 
 
@@ -68,6 +72,24 @@ class StoredTable:
         return pa.concat_tables(self.parts())
 
 
+def read_like(
+    path: Path, columns: Sequence[Column], delimiter: str | None = None, keep: Sequence[str] = ()
+) -> tuple[pa.Table | StoredTable, pa.Table]:
+    """Return the columns that a model was trained on, and those to `keep` as they are, as `columns.read_like` does.
+
+    Those of a big table stay where they are.
+    """
+    source = open_table(path, delimiter)
+    rows = source.lines(MANY_CELLS) if isinstance(source, CsvTable) else source.num_rows
+    if not is_big(rows, len(columns)):
+        return columns_like(path, columns, delimiter, keep)
+    check_like(path, source.names, columns, keep)
+    names, written = [column.name for column in columns], [column.name for column in columns if column.as_text]
+    sample, types, rows = read_sample(source, names, written, _FEW_ROWS)
+    found = StoredTable(source, tuple(columns), conformed(sample, columns), types, rows, strays=False)
+    return found, source.read(list(keep), list(keep)) if keep else pa.table({})
+
+
 def some_of(features: Any) -> Any:
     """Return rows of which a mean is as good as that of all: the sample of a stored table, and any other whole."""
     return features.sample if isinstance(features, StoredTable) else features
@@ -109,13 +131,13 @@ def _below(table: pa.Table, numbers: npt.NDArray[np.float64], limit: float) -> t
 
 
 def read_sample(
-    source: Source, names: Sequence[str], as_text: Sequence[str] = (), most: int = SAMPLE_ROWS
+    source: Source, names: Sequence[str], as_text: Sequence[str] = (), most: int | None = None
 ) -> tuple[pa.Table, dict[str, pa.DataType], int]:
     """Return rows drawn at random with the types that they have, the types of a CSV file's columns, and how many rows.
 
     What types the columns of a CSV file have, Arrow finds in the sample; those of `as_text` stay text.
     """
-    sample, rows = drawn(source.batches(list(names), None), most)
+    sample, rows = drawn(source.batches(list(names), None), most or SAMPLE_ROWS)
     if not isinstance(source, CsvTable) or not rows:
         return sample, {}, rows
     found = typed(sample, as_text)

@@ -67,12 +67,13 @@ _WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
 
-def _rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
+def rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
+    """Return some rows of features, spelt out or not."""
     chosen = torch.from_numpy(index).to(rows.device)
     return rows.take(chosen) if isinstance(rows, Coded) else rows[chosen]
 
 
-def _of_coded(head: Predictor, rows: Coded) -> Tensor:
+def logits_of_coded(head: Predictor, rows: Coded) -> Tensor:
     """Return the scores of rows whose features are made as they are needed."""
     if isinstance(head, HeadPredictor | LiftedPredictor):
         return head.logits_of_coded(rows)
@@ -205,8 +206,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if held is not None and isinstance(vault, LabelVault):
             others = np.setdiff1d(np.arange(rows), held, assume_unique=True)
             training, same = vault.part(others, vault.budget), shown is seen
-            seen = _rows_of(seen, others)
-            shown = seen if same else _rows_of(shown, others)
+            seen = rows_of(seen, others)
+            shown = seen if same else rows_of(shown, others)
         self.choice_, self.method_ = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
         columns = self._map.plain if isinstance(self._map, TableMap | TableAndTextMap) else None
@@ -228,7 +229,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         self.evaluation_ = None
         if held is not None and isinstance(vault, LabelVault):
             reporter.phase("evaluation", f"{len(held):,} rows set aside")
-            aside = take_rows(inputs, held) if coded is None else _rows_of(coded, held)
+            aside = take_rows(inputs, held) if coded is None else rows_of(coded, held)
             self._evaluate(aside, vault.part(held, vault.budget), epsilon)
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
         reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
@@ -415,8 +416,15 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if len(some) > 2:
             return None
         place = None if self.device is None else torch.device(self.device)
-        self._map = found = Table(**_TABLE, seed=seed).fit(some, place)
-        if len(inputs) * found.dim <= MOST_CELLS:
+        self._map = Table(**_TABLE, seed=seed).fit(some, place)
+        return self._coded_again(inputs)
+
+    def _coded_again(self, inputs: Any) -> Coded | None:
+        """Return a table as numbers and cells by the map that was fitted; None where its features fit in memory."""
+        found = self._map
+        if not isinstance(found, TableMap) or found.scaling is not None or not comes_in_parts(inputs):
+            return None
+        if len(inputs) <= _FEW_ROWS or len(inputs) * found.dim <= MOST_CELLS:
             return None
         return Coder(found).coded(self._parts(inputs), len(inputs))
 
@@ -437,11 +445,11 @@ class LabelDPEstimator(BaseEstimator, ABC):
         """Return the scores of rows, (n, K); of many rows, or of those whose features are made as needed, in parts."""
         head, found, network = self._predictor, self._map, BY_KEY[self.method_].network
         if isinstance(inputs, Coded):
-            return _of_coded(head, inputs)
+            return logits_of_coded(head, inputs)
         many = comes_in_parts(inputs) and len(inputs) > ROWS_AT_ONCE
         if many and not network and isinstance(found, TableMap) and found.scaling is None:
             coder = Coder(found)
-            return torch.cat([_of_coded(head, coder.coded([part])) for part in self._parts(inputs)])
+            return torch.cat([logits_of_coded(head, coder.coded([part])) for part in self._parts(inputs)])
         logits = []
         for part in parts_of(inputs, ROWS_AT_ONCE) if many else [inputs]:
             seen, shown = self._encode(self._read(part, reset=False))

@@ -17,10 +17,11 @@ import pyarrow.compute
 import torch
 
 from labeldp.choosing.choice import choose
-from labeldp.data.columns import conformed, read_like
+from labeldp.data.columns import conformed
 from labeldp.data.door import NAMES, PrivateData, read
 from labeldp.data.kinds import Column
 from labeldp.data.released import ReleasedLabels
+from labeldp.data.stored import read_like
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
