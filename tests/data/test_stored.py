@@ -23,6 +23,7 @@ def small(monkeypatch):
     monkeypatch.setattr(stored, "MANY_CELLS", 4000)
     monkeypatch.setattr("labeldp.data.door.MANY_CELLS", 4000)
     monkeypatch.setattr(csv, "_ARROW_BYTES", 9000)
+    monkeypatch.setattr("labeldp.data.parquet._BATCH_ROWS", 700)
 
 
 def table(rows=ROWS):
