@@ -164,7 +164,8 @@ def train(
         _progress(table, epsilon, quiet or as_json) as report,
     ):
         if data is None:
-            data = _data(path, label, classes, bounds, {**how, "delimiter": delimiter})
+            how |= {"delimiter": delimiter, "report": _rows_read(report, begun)}
+            data = _data(path, label, classes, bounds, how)
         paid_by = None
         if isinstance(data.vault, LabelVault):
             # A store knows users by the ids of users, and rows by those of rows.
@@ -237,7 +238,7 @@ def _data(
     from labeldp.data.door import NAMES, read
 
     if table in NAMES and not Path(table).exists():
-        idle = {"label": label, "classes": classes, **how}
+        idle = {"label": label, "classes": classes, **{name: how[name] for name in how if name != "report"}}
         given = [{"users": "--user", "ids": "--id"}.get(name, f"--{name}") for name, value in idle.items() if value]
         if given and not (
             table == "adult" and (label, classes) != (None, None) and set(given) <= {"--label", "--classes"}
@@ -262,6 +263,15 @@ def _data(
     if len(classes) < 2:
         raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
     return read(table, label, classes, **how)
+
+
+def _rows_read(report: Report | None, begun: float) -> Callable[[int], None] | None:
+    """Return what reports how many rows of a big table were read; None where nobody wants to know."""
+    if report is None:
+        return None
+    from labeldp.learning.progress import Progress
+
+    return lambda rows: report(Progress("reading", f"{rows:,} rows", time.perf_counter() - begun))
 
 
 def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: Mapping[str, Any]) -> PrivateData:

@@ -126,6 +126,7 @@ def read(
     delimiter: str | None = None,
     test: Path | str | None = None,
     rng: SecureRandom | None = None,
+    report: Callable[[int], None] | None = None,
 ) -> PrivateData:
     """Read public features and seal their labels.
 
@@ -145,6 +146,7 @@ def read(
         test: a table like the first whose labels are public. Rows that are trained on are left out of it, and a table
             made of them is refused; see `labeldp.data.open_rows`.
         rng: the vault's noise; operating-system entropy when None.
+        report: gets how many rows of a big table were read so far.
 
     Raises:
         TableError: with one sentence, which quotes no label.
@@ -164,7 +166,7 @@ def read(
     seal = partial(seal_column, path, label, classes, bounds=bounds, users=users, delimiter=delimiter, rng=rng)
     return beside(
         path, label, classes, seal, bounds,
-        users=users, ids=ids, drop=drop, kinds=kinds, delimiter=delimiter, test=test,
+        users=users, ids=ids, drop=drop, kinds=kinds, delimiter=delimiter, test=test, report=report,
     )  # fmt: skip
 
 
@@ -181,6 +183,7 @@ def beside(
     kinds: Mapping[str, Sequence[str]],
     delimiter: str | None,
     test: Path | str | None,
+    report: Callable[[int], None] | None = None,
 ) -> PrivateData:
     """Read the public features of a table, and then its labels, which are sealed or were released before.
 
@@ -189,7 +192,8 @@ def beside(
     if label in (users, ids):
         raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
     with _about(path.name):
-        public = read_columns(path, label, users=users, ids=ids, drop=drop, **kinds, delimiter=delimiter)
+        how: dict[str, Any] = {**kinds, "delimiter": delimiter, "report": report}
+        public = read_columns(path, label, users=users, ids=ids, drop=drop, **how)
         features, columns, vault = public.features, public.columns, labels()
         if len(vault) != len(features):
             raise TableError(
@@ -208,8 +212,8 @@ def beside(
             if ids is not None and ids in open_table(Path(test), delimiter).names:
                 both = read_ids(Path(test), ids, delimiter), known
         opened = rows.without_training_rows(features, both)
-    how = {"readings": public.readings, "note": public.note}
-    return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, opened, known, **how)
+    found = {"readings": public.readings, "note": public.note}
+    return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, opened, known, **found)
 
 
 @refusing
@@ -225,6 +229,7 @@ def read_columns(
     text: Sequence[str] = (),
     date: Sequence[str] = (),
     delimiter: str | None = None,
+    report: Callable[[int], None] | None = None,
 ) -> PublicColumns:
     """Read all columns of a file but the label, and say how each was read; arguments as for `read`.
 
@@ -244,7 +249,7 @@ def read_columns(
         sampled = is_big(rows, len(source.names) - len(without))
         if sampled:
             names = public_names(path, source.names, tuple(without))
-            public, types, rows = read_sample(source, names, (*category, *text, *date))
+            public, types, rows = read_sample(source, names, (*category, *text, *date), report=report or _nobody)
         else:
             public, types = read_public(path, tuple(without), delimiter, (*category, *text, *date)), {}
         readings = readings_of(public, wanted, rows if sampled else None)
@@ -260,6 +265,10 @@ def read_columns(
         drawn = f"How columns are read was found on {len(public):,} of {rows:,} rows, drawn at random."
         note = f"{note} {drawn}".strip()
     return PublicColumns(features, columns, (*readings, *aside), note)
+
+
+def _nobody(_: int) -> None:
+    """Take a report that nobody wants."""
 
 
 def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequence[str]]) -> None:

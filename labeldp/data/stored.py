@@ -6,7 +6,7 @@ that no label has a part in. The table itself is never in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,9 @@ def some_of(features: Any) -> Any:
     return features.sample if isinstance(features, StoredTable) else features
 
 
-def drawn(batches: Iterator[pa.Table], most: int, seed: int = 0) -> tuple[pa.Table, int]:
+def drawn(
+    batches: Iterator[pa.Table], most: int, seed: int = 0, report: Callable[[int], None] = lambda _: None
+) -> tuple[pa.Table, int]:
     """Return rows drawn at random from a table that comes in batches, and how many there are in all.
 
     Every row gets a random number, by its place and the public seed, and those with the least numbers are kept: so the
@@ -112,6 +114,7 @@ def drawn(batches: Iterator[pa.Table], most: int, seed: int = 0) -> tuple[pa.Tab
     for batch in batches:
         numbers = chance.random(len(batch))
         rows += len(batch)
+        report(rows)
         kept.append(_below(batch, numbers, limit))
         held += len(kept[-1][0])
         if held > 2 * most:
@@ -131,13 +134,18 @@ def _below(table: pa.Table, numbers: npt.NDArray[np.float64], limit: float) -> t
 
 
 def read_sample(
-    source: Source, names: Sequence[str], as_text: Sequence[str] = (), most: int | None = None
+    source: Source,
+    names: Sequence[str],
+    as_text: Sequence[str] = (),
+    most: int | None = None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> tuple[pa.Table, dict[str, pa.DataType], int]:
     """Return rows drawn at random with the types that they have, the types of a CSV file's columns, and how many rows.
 
-    What types the columns of a CSV file have, Arrow finds in the sample; those of `as_text` stay text.
+    What types the columns of a CSV file have, Arrow finds in the sample; those of `as_text` stay text. `report` gets
+    how many rows were read so far.
     """
-    sample, rows = drawn(source.batches(list(names), None), most or SAMPLE_ROWS)
+    sample, rows = drawn(source.batches(list(names), None), most or SAMPLE_ROWS, report=report)
     if not isinstance(source, CsvTable) or not rows:
         return sample, {}, rows
     found = typed(sample, as_text)
