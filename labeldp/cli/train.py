@@ -164,8 +164,7 @@ def train(
         _progress(table, epsilon, quiet or as_json) as report,
     ):
         if data is None:
-            how |= {"delimiter": delimiter, "report": _rows_read(report, begun)}
-            data = _data(path, label, classes, bounds, how)
+            data = _data(path, label, classes, bounds, how | {"delimiter": delimiter}, _rows_read(report, begun))
         paid_by = None
         if isinstance(data.vault, LabelVault):
             # A store knows users by the ids of users, and rows by those of rows.
@@ -233,12 +232,13 @@ def _data(
     classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
     how: Mapping[str, Any],
+    report: Callable[[int], None] | None,
 ) -> PrivateData:
     """Read the table or data set; `how` are the arguments of `labeldp.data.read` that only tables take."""
     from labeldp.data.door import NAMES, read
 
     if table in NAMES and not Path(table).exists():
-        idle = {"label": label, "classes": classes, **{name: how[name] for name in how if name != "report"}}
+        idle = {"label": label, "classes": classes, **how}
         given = [{"users": "--user", "ids": "--id"}.get(name, f"--{name}") for name, value in idle.items() if value]
         if given and not (
             table == "adult" and (label, classes) != (None, None) and set(given) <= {"--label", "--classes"}
@@ -254,7 +254,7 @@ def _data(
     if label is None:
         raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
     if bounds is not None:
-        return read(table, label, bounds=bounds, **how)
+        return read(table, label, bounds=bounds, report=report, **how)
     if not classes:
         raise OptionError(
             "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
@@ -262,7 +262,7 @@ def _data(
         )
     if len(classes) < 2:
         raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
-    return read(table, label, classes, **how)
+    return read(table, label, classes, report=report, **how)
 
 
 def _rows_read(report: Report | None, begun: float) -> Callable[[int], None] | None:
