@@ -33,7 +33,7 @@ FROM_DATA = {
     "parquet_folder": set(),
     "released": None,
     "request": {"FORMAT", "Report", "Request", "TableError", "checked", "column_advice", "listed"},
-    "stored": {"StoredTable", "read_like", "some_of"},
+    "stored": {"StoredTable", "read_like", "some_of", "whole_of"},
     "table_files": set(),
     "tables": None,
 }  # fmt: skip

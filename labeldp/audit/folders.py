@@ -159,7 +159,7 @@ class _Again:
     ) -> None:
         from sklearn.utils import check_random_state
 
-        from labeldp.data.stored import StoredTable
+        from labeldp.data.stored import whole_of
         from labeldp.estimator.base import rows_of
         from labeldp.recipes.catalogue import BY_KEY
         from labeldp.recipes.holdout import rows_set_aside
@@ -172,7 +172,7 @@ class _Again:
         # The folder's own map from inputs to features: it was fitted without labels.
         coded = estimator._coded_again(features) if BY_KEY[result.story.method].coded else None
         if coded is None:
-            features = features.read() if isinstance(features, StoredTable) else features
+            features = whole_of(features)
             self._seen, self._shown = estimator._encode(estimator._read(features, reset=False))
         else:
             features = self._seen = self._shown = coded

@@ -95,6 +95,11 @@ def some_of(features: Any) -> Any:
     return features.sample if isinstance(features, StoredTable) else features
 
 
+def whole_of(features: Any) -> Any:
+    """Return all rows in memory: a stored table is read, and anything else is there already."""
+    return features.read() if isinstance(features, StoredTable) else features
+
+
 def drawn(
     batches: Iterator[pa.Table], most: int, seed: int = 0, report: Callable[[int], None] = lambda _: None
 ) -> tuple[pa.Table, int]:

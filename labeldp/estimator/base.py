@@ -37,7 +37,7 @@ from labeldp.data.columns import (
     take_rows,
 )
 from labeldp.data.released import ReleasedLabels
-from labeldp.data.stored import StoredTable, some_of
+from labeldp.data.stored import some_of, whole_of
 from labeldp.estimator import serialise, spending
 from labeldp.estimator.progress import Reporter
 from labeldp.estimator.serialise import Arrays, Config, HeadPredictor, LiftedPredictor, Predictor, predictor_of
@@ -53,6 +53,7 @@ from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
+from labeldp.recipes.kept import bind_fit, first_seed
 from labeldp.recipes.one_shot import MOST_CELLS
 from labeldp.recipes.pilot import Decided
 from labeldp.results.evaluation import Evaluation
@@ -65,6 +66,10 @@ _SPELT_OUT = 8192
 _WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
+
+
+def _tensors(rows: Tensor | Coded) -> tuple[Tensor, ...]:
+    return (rows.numbers, rows.cells) if isinstance(rows, Coded) else (rows,)
 
 
 def rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
@@ -177,10 +182,11 @@ class LabelDPEstimator(BaseEstimator, ABC):
         epsilon, method = spending.checked_epsilon(self.epsilon), self._checked_method()
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
         begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
+        # A fit that was stopped goes on with the rows that it had set aside.
+        seed = first_seed(self._folder, seed) if self.random_state is None else seed
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
-        if coded is None and isinstance(inputs, StoredTable):
-            inputs = inputs.read()
+        inputs = whole_of(inputs) if coded is None else inputs
         read = self._read(inputs, reset=True) if coded is None else coded
         rows = len(read[0]) if isinstance(read, tuple) else int(read.shape[0])
         if len(vault) != rows:
@@ -205,6 +211,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         training = vault
         if held is not None and isinstance(vault, LabelVault):
             others = np.setdiff1d(np.arange(rows), held, assume_unique=True)
+            bind_fit(self._folder, seed, *(part.cpu().numpy() for part in _tensors(seen)))
             training, same = vault.part(others, vault.budget), shown is seen
             seen = rows_of(seen, others)
             shown = seen if same else rows_of(shown, others)
@@ -229,11 +236,20 @@ class LabelDPEstimator(BaseEstimator, ABC):
         self.evaluation_ = None
         if held is not None and isinstance(vault, LabelVault):
             reporter.phase("evaluation", f"{len(held):,} rows set aside")
-            aside = take_rows(inputs, held) if coded is None else rows_of(coded, held)
-            self._evaluate(aside, vault.part(held, vault.budget), epsilon)
+            self._evaluate(
+                take_rows(inputs, held) if coded is None else rows_of(coded, held),
+                vault.part(held, vault.budget),
+                epsilon,
+            )
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
         reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
         return self
+
+    @property
+    def _folder(self) -> Path | None:
+        """Return where the fit keeps what it pays for; None for nowhere, and for what its recipe will refuse."""
+        given = (self.settings or {}).get("folder")
+        return given if isinstance(given, Path) else None
 
     def _held_out(self, vault: LabelVault, seed: int) -> npt.NDArray[np.intp] | None:
         """Return the rows that are set aside to measure with; None for none, and where they would pay twice."""
