@@ -114,10 +114,10 @@ def train(
 ) -> None:
     """Train a model on secret labels and write it to a folder, with its certificate.
 
-    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, or the name
-    of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100,
-    cinic10). Every other column is a public feature; missing cells are fine. The folder may be given to anyone:
-    epsilon holds whatever they do with it.
+    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, a folder of
+    Parquet files, or the name of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist,
+    cifar10, cifar100, cinic10). Every other column is a public feature; missing cells are fine. The folder that is
+    written may be given to anyone: epsilon holds whatever they do with it.
 
     TABLE may also be what labeldp privatize wrote, with its certificate beside it: the model then learns from the
     responses, the certificate says all that must be known, and no further privacy is spent.
