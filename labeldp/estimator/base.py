@@ -186,8 +186,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         seed = first_seed(self._folder, seed) if self.random_state is None else seed
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
-        inputs = whole_of(inputs) if coded is None else inputs
-        read = self._read(inputs, reset=True) if coded is None else coded
+        read = self._read(inputs := whole_of(inputs), reset=True) if coded is None else coded
         rows = len(read[0]) if isinstance(read, tuple) else int(read.shape[0])
         if len(vault) != rows:
             raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
