@@ -65,9 +65,10 @@ def privatize(
 ) -> None:
     """Replace a label column by a private one and write a certificate beside it.
 
-    Works on Parquet and CSV in a stream; all other columns and the row order stay as they are. The output may
-    be given to anyone: epsilon holds whatever they do with it. Spending adds up over releases of the same
-    column, so keep a --journal, or give the column a budget in a --store that all its users share.
+    Works on Parquet and CSV in a stream, and on a folder of Parquet files, of which it makes one file; all other
+    columns and the row order stay as they are. The output may be given to anyone: epsilon holds whatever they do with
+    it. Spending adds up over releases of the same column, so keep a --journal, or give the column a budget in a
+    --store that all its users share.
 
     \b
     labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\

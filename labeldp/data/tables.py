@@ -132,7 +132,7 @@ def privatize(
             # What can be spent only once must not go for a misspelt class, nor for a disk that turns out to be full.
             for _ in usable(table.codes(label, request.classes), request.classes):
                 pass
-            with Room(target, source.stat().st_size + _MORE_ROOM):
+            with Room(target, table.size + _MORE_ROOM):
                 _charge(journal, request, f"privatize column {label!r} of {source.name} into {target.name}")
         writer.write(draft.path, sealer, report or (lambda _rows, _fraction: None))
         public = request.public(sealer.rng, **table.public)
