@@ -20,7 +20,7 @@ from labeldp.recipes import one_shot
 from labeldp.recipes.arguments import checked
 from labeldp.recipes.one_shot import OneShot, Tune, check_features
 
-COSINES, WIDTH = 800, 1.2
+COSINES, WIDTH = 1000, 0.6
 
 
 @dataclass(frozen=True, eq=False)
