@@ -222,10 +222,15 @@ def responses_lead(case: Case, epsilon: float) -> bool:
 
 
 def pilot_pays(case: Case, epsilon: float) -> bool:
-    """Return whether the table itself can tell: its responses say much in all, though one alone does not."""
+    """Return whether the table itself can tell: its responses say much in all, though one alone does not.
+
+    Of fewer rows a pilot costs a moment more than its verdict is worth: where there is enough to see in a fifth of
+    them, responses of all are hardly behind a moment on any table.
+    """
     unclear = response_labels(1, case.num_classes, epsilon) < _CLEAR
     worth = response_labels(case.num_rows, case.num_classes, epsilon)
-    return _many_rows(case) and case.delta > 0 and unclear and worth >= _PILOTED_LABELS
+    many = _many_rows(case) and case.num_rows >= _PILOTED_ROWS and worth >= _PILOTED_LABELS
+    return many and case.delta > 0 and unclear
 
 
 def responses_say_more(num_rows: int, num_classes: int, epsilon: float) -> bool:
@@ -238,7 +243,7 @@ def responses_say_more(num_rows: int, num_classes: int, epsilon: float) -> bool:
 
 
 def _many_rows(case: Case) -> bool:
-    return case.modality == "table" and _PILOTED_ROWS <= case.num_rows <= _MOST_ROWS
+    return case.modality == "table" and _LEAST_ROWS <= case.num_rows <= _MOST_ROWS
 
 
 def of_votes(case: Case, epsilon: float) -> float:
@@ -259,9 +264,11 @@ def of_gradients(of_nets: float, of_heads: float) -> Worth:
 _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # Rows up to which cosines and learners were tried, and fit in memory without a thought.
 _MOST_ROWS = 100_000
-# Rows from which methods were compared; clean labels in all responses from which a fifth of them can tell, and the
-# share of one in a response from which responses are taken anyway; clean labels per class from which they were ahead at
-# ε = 1, and how fast that falls with ε; nε/K up to which cosines cost more than they tell (benchmarks/development.py).
-_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR, _PER_CLASS, _FALLING, _FEW_DIRECTIONS = 1000, 2500.0, 0.4, 120.0, 3.3, 30.0
+# Rows from which methods were compared, and nε/K up to which cosines cost more than they tell; clean labels per class
+# from which responses were ahead at ε = 1, and how fast that falls with ε (benchmarks/development.py).
+_LEAST_ROWS, _FEW_DIRECTIONS, _PER_CLASS, _FALLING = 1000, 30.0, 120.0, 3.3
+# Of a pilot: rows and clean labels in their responses from which it pays, and the share of one in a response from which
+# responses are taken anyway.
+_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR = 15_000, 2500.0, 0.4
 # LP-2ST does about as well as LP-1ST would with this many times the labels (experiments/results, ε = 1 and 2).
 PRIOR_GAIN = 1.3
