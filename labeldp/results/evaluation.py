@@ -153,7 +153,8 @@ def shown(name: str, one: Measure) -> str:
 
 
 def _percent(one: Measure) -> str:
-    return f"{one.value:.1%} ± {100 * one.margin:.1f}"
+    # A share lies between 0 and 1, however wide its error bar.
+    return f"{one.value:.1%} ± {100 * min(one.margin, max(one.value, 1 - one.value)):.1f}"
 
 
 def _rounded(value: Any) -> Any:
