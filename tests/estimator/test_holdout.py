@@ -94,7 +94,7 @@ def test_none_below_a_thousand_rows_and_none_where_it_is_not_wanted():
     assert model(holdout=50).fit(X[:500], Y[:500][::-1]).evaluation_.rows == 50
 
 
-@pytest.mark.parametrize("holdout", [1.5, -1, 1200, "half", True, 1199, 2, 0.01])
+@pytest.mark.parametrize("holdout", [1.5, -1, 1200, "half", True, 1199, 2, 0.005])
 def test_what_is_no_part_is_refused_before_anything_is_spent(holdout):
     vault = LabelVault(CODES, 2)
     with pytest.raises(ValueError, match="holdout="):
