@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import make_blobs, make_classification, make_friedman1
 
-# Made-up tables are of other seeds than those that tests are drawn by.
+# Made-up tables are of other seeds than those that tests are drawn by; a table is its rows and labels.
 _SEED = 1000
-Made = tuple[Any, Any]
+Made = Any
 
 
 def linear(seed: int) -> Made:
@@ -87,8 +87,8 @@ def twelve(seed: int) -> Made:
 
 def forty(seed: int) -> Made:
     """Twenty classes of two blobs each in eight columns."""
-    x, y = make_blobs(12_000, 8, centers=40, cluster_std=2.5, random_state=_SEED + seed)
-    return x, y % 20
+    x, y, *_ = make_blobs(12_000, 8, centers=40, cluster_std=2.5, random_state=_SEED + seed)
+    return x, np.asarray(y) % 20
 
 
 def leaves(seed: int) -> Made:
@@ -124,5 +124,5 @@ def real(name: str, folder: str | Path) -> tuple[pd.DataFrame, pd.Series]:
     """Return features and labels of a table of modeldata."""
     file, label, classes = MODELDATA[name]
     whole: Any = pd.read_csv(Path(folder) / f"{file}.csv").drop(columns=["case", "package"], errors="ignore")
-    labels = pd.qcut(whole[label], classes, labels=False) if classes else whole[label]
+    labels: Any = pd.qcut(whole[label], classes, labels=False) if classes else whole[label]
     return whole.drop(columns=label), labels

@@ -46,9 +46,10 @@ from labeldp.releases import NoisyLabels
 
 # Clean labels that a pilot's responses should be worth, and the least and largest share of rows for that.
 _ENOUGH, _LEAST_SHARE, _MOST_SHARE = 600.0, 0.05, 0.2
-# Nats by which learners that adapt have to predict responses better than others, by more than luck; and those that
-# either has to gain on a guess: below, the pilot has nothing to say, and a formula decides.
-_GAINED, _LEARNT = 3.0, 20.0
+# Nats by which learners that adapt have to predict responses better than others, to be more than luck, and the share of
+# what those gain on a guess, for which a moment's smaller noise makes up; and the nats that either has to gain: below,
+# the pilot has nothing to say, and a formula decides.
+_GAINED, _MADE_UP, _LEARNT = 3.0, 0.1, 20.0
 # By how much cosines have to be ahead, as played, to be put beside the features: noise has to be shared with them.
 _COSINES_AHEAD = 0.003
 # Rows on which a moment is played, and sets of labels drawn for it.
@@ -83,7 +84,9 @@ class Decided:
     def reason(self) -> str:
         """Return the evidence in words."""
         taken = "a response each" if isinstance(self.found, Taught) else "one noisy moment"
-        told = f"learners that adapt to the table predicted their responses by {self.adapting - self.fixed:+.0f} nats"
+        gain = self.adapting - self.fixed
+        told = f"learners that adapt to the table predicted their responses {abs(gain):.0f} nats "
+        told += "better than others" if gain > 0 else "worse than others"
         if max(self.fixed, self.adapting) < _LEARNT:
             told = "they had little to say, so that a formula decided"
         return f"{self.pilot:,} rows responded first: {told}; so the others were asked for {taken}."
@@ -171,7 +174,7 @@ def _respond(fixed: float, adapts: float, rows: int, classes: int, epsilon: floa
     """Return whether the others respond, too: where adapting pays or, if the pilot cannot tell, by a formula."""
     if max(fixed, adapts) < _LEARNT:
         return responses_say_more(rows, classes, epsilon)
-    return adapts > fixed + _GAINED
+    return adapts > fixed + max(_GAINED, _MADE_UP * fixed)
 
 
 def _played(likely: Tensor, noise: Callable[[int], float], seed: int, seen: Tensor) -> float:

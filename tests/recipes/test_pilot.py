@@ -139,8 +139,11 @@ def test_learners_are_judged_by_responses_that_did_not_teach_them():
     assert not pilot._respond(*found, 9000, 2, 0.5)
 
 
-@pytest.mark.parametrize(("fixed", "adapts", "respond"), [(100, 102, False), (100, 104, True), (100, 40, False)])
-def test_a_gain_has_to_be_more_than_luck(fixed, adapts, respond):
+@pytest.mark.parametrize(
+    ("fixed", "adapts", "respond"),
+    [(25, 27, False), (25, 29, True), (100, 109, False), (100, 111, True), (100, 40, False)],
+)
+def test_a_gain_has_to_be_more_than_luck_and_more_than_less_noise_makes_up_for(fixed, adapts, respond):
     assert pilot._respond(fixed, adapts, 9000, 2, 0.5) == respond
 
 
