@@ -64,6 +64,9 @@ def numbers(values: Any, name: str, like: Column | None = None, strays: bool = F
     return found
 
 
+_BOOLEANS = {"true": 1.0, "false": 0.0}
+
+
 def _written(values: Any, like: Column, strays: bool) -> Any:
     """Return the numbers or dates that texts are, NaN for cells that are none."""
     coded = pc.utf8_trim_whitespace(values.cast(pa.large_string())).combine_chunks().dictionary_encode()
@@ -72,6 +75,9 @@ def _written(values: Any, like: Column, strays: bool) -> Any:
         found = written_dates(texts, like.format or best_format(texts, np.ones(len(texts), np.int64)))
     else:
         found = written_numbers(texts, like.decimal)
+        # Booleans are numbers, and some files hold them as words.
+        words = np.array([_BOOLEANS.get(text.casefold(), np.nan) for text in texts.to_pylist()])
+        found = np.where(np.isnan(found), words, found)
     known = {"", *like.absent}
     others = [text for text, one in zip(texts.to_pylist(), found, strict=True) if np.isnan(one) and text not in known]
     odd = [text for text in others if text.casefold() not in ABSENT]
@@ -148,7 +154,7 @@ def read_one(path: Path, name: str, delimiter: str | None = None) -> Any:
     """Read one column of a Parquet or CSV file, and nothing else; that of a CSV file as the text that stands there."""
     source = open_table(path, delimiter)
     if source.names.count(name) != 1:
-        raise TableError(f"there is no single column {name!r} in {path.name}; check the spelling (case matters)")
+        raise TableError(f"there is no single column {name!r} in {path.name}; {column_advice(name, source.names)}")
     return source.read([name], as_text=[name]).column(0)
 
 
@@ -197,7 +203,10 @@ def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) 
 
 
 def _check_present(columns: Sequence[Column], names: list[str]) -> None:
-    missing = [column.name for column in columns if names.count(column.name) != 1]
+    twice = [column.name for column in columns if names.count(column.name) > 1]
+    if twice:
+        raise TableError(f"the table has several columns named {listed(twice)}; rename all but one of each")
+    missing = [column.name for column in columns if column.name not in names]
     if missing:
         raise TableError(
             f"the table lacks {listed(missing)}, which the model was trained on, among {len(names)} columns. Give a "

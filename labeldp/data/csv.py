@@ -243,6 +243,10 @@ class CsvTable:
             raise TableError(f"{argument}: there is no single column {name!r}; {column_advice(name, names)}")
         return names.index(name)
 
+    def has_rows(self) -> bool:
+        """Return whether there is a record after the header; no more is read than it takes."""
+        return any(isinstance(part, Records) for part, _ in self._parts())
+
     def count_rows(self) -> int:
         """Return the number of records after the header."""
         return sum(len(records) for records, _ in self._parts() if isinstance(records, Records))
@@ -405,12 +409,34 @@ def _quoted(raw: bytes) -> bytes:
 def cell_codes(cells: Any, classes: tuple[str, ...]) -> tuple[Codes, int]:
     """Return the class numbers of raw cells, −1 where undeclared, and how many cells are missing.
 
-    A field has one plain and one quoted spelling, so comparing with both is as good as unquoting.
+    A field has one plain and one quoted spelling, so comparing with both is as good as unquoting. A number may be
+    written in other ways than its class is: 1.0 is 1, as it is in Parquet.
     """
     found = places_in(cells, _spellings(classes))
     codes = np.where(found >= len(classes), found - len(classes), found)
+    values = _values(classes)
+    if values and (codes < 0).any():
+        for cell in pc.unique(cells.filter(arrow_numbers(codes < 0).cast(pa.bool_()))).to_pylist():
+            if (code := values.get(_number(cell))) is not None:
+                codes[numpy_numbers(pc.equal(cells, pa.scalar(cell, cells.type)).cast(pa.uint8()), np.uint8) > 0] = code
     empty = pc.is_in(cells, value_set=arrow_bytes([b"", b'""'])).cast(pa.uint8())
     return codes, int(np.count_nonzero(numpy_numbers(empty, np.uint8) & (codes < 0)))
+
+
+@lru_cache(maxsize=8)
+def _values(classes: tuple[str, ...]) -> dict[float | None, int]:
+    """Return the number of each class by its value, where all are different finite numbers; else nothing."""
+    found = {_number(name.encode()): code for code, name in enumerate(classes)}
+    return found if len(found) == len(classes) and None not in found else {}
+
+
+def _number(cell: bytes) -> float | None:
+    """Return the finite number that stands in a cell, or None."""
+    try:
+        value = float(cell.strip(b'" '))
+    except ValueError:
+        return None
+    return value if np.isfinite(value) and b"_" not in cell else None
 
 
 @lru_cache(maxsize=8)

@@ -186,7 +186,7 @@ def beside(
     """
     if label in (users, ids):
         raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
-    with _about(path.name):
+    with _about(path):
         public = read_columns(path, label, users=users, ids=ids, drop=drop, **kinds, delimiter=delimiter)
         features, columns, vault = public.features, public.columns, labels()
         if len(vault) != len(features):
@@ -201,7 +201,7 @@ def beside(
                 f"test={str(test)!r} holds the rows that are trained on, and their labels are secret; leave it out, or "
                 "give other rows, whose labels are public"
             )
-        with _about(f"test={str(test)!r}"):
+        with _about(Path(test), "test"):
             rows, both = read_open(Path(test), label, classes, columns, delimiter), None
             if ids is not None and ids in open_table(Path(test), delimiter).names:
                 both = read_ids(Path(test), ids, delimiter), known
@@ -231,7 +231,7 @@ def read_columns(
     [('age', 'number', 0.0, 73), ('workclass', 'category', 0.0, 9)]
     """
     path, kinds = Path(table), {"number": number, "category": category, "text": text, "date": date}
-    with _about(path.name):
+    with _about(path):
         source = open_table(path, delimiter)
         _check_named(path, source.names, label, {"drop": drop, **kinds})
         without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
@@ -262,14 +262,18 @@ def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequ
 
 
 @contextmanager
-def _about(what: str) -> Iterator[None]:
-    """Let refusals begin with what they are about, unless they say it anyway."""
+def _about(path: Path, argument: str = "") -> Iterator[None]:
+    """Let refusals begin with the file they are about, and the argument that names it, unless they say so anyway."""
+    what = f"{argument}={str(path)!r}" if argument else path.name
     try:
         yield
     except TableError as error:
-        if what not in str(error):
-            raise TableError(f"{what}: {error}") from None
-        raise
+        said = str(error)
+        if what in said:
+            raise
+        if repr(str(path)) in said:
+            raise TableError(said.replace(repr(str(path)), what, 1)) from None
+        raise TableError(f"{what}: {said.removeprefix(f'{path.name}: ')}") from None
 
 
 def read_ids(path: Path, column: str, delimiter: str | None = None) -> tuple[str, ...]:

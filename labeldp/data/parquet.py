@@ -58,6 +58,10 @@ class ParquetTable:
         """Return the names of all top-level columns."""
         return list(self.schema.names)
 
+    def has_rows(self) -> bool:
+        """Return whether the file announces a row."""
+        return self.num_rows > 0
+
     @property
     def public(self) -> dict[str, Any]:
         """Return what a reader must know besides the request: nothing, the file says it."""

@@ -44,6 +44,7 @@ from labeldp.features.patches import Patches
 from labeldp.features.sparse import Projected
 from labeldp.features.tables import Coded, Coder, Table, TableMap
 from labeldp.features.text import TableAndText, TableAndTextMap, Text
+from labeldp.learning.progress import listening
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import holdout
@@ -189,7 +190,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
             vault, delta = spending.limited(vault, epsilon, self.delta, payer)
             held = self._held_out(vault, seed)
         reporter = Reporter(self.report, vault, delta, begun)
-        seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
+        with listening(reporter):
+            seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         made = "" if coded is None else ", made as they are needed"
         reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
         training = vault
@@ -213,7 +215,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 "all of them together (a part of a data set, or ids that repeat), so that each would pay twice; choose "
                 "another method"
             )
-        with public_seed(seed):
+        with public_seed(seed), listening(reporter):
             found = run(recipe, job, self._task)
         self._predictor = predictor_of(found, self.model is not None)
         self.evidence_ = found.reason if isinstance(found, Decided) else ""

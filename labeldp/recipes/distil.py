@@ -448,6 +448,7 @@ def linear_after(
         raise ValueError(f"seen has {len(seen)} rows and features {len(features)}; give both for the same rows")
     shown = features if seen is None else seen
     clock = Clock(report)
+    clock("student", f"1 of {generations}, on {features.shape[1]:,} features", 0.0)
     teacher = shot.probabilities(shown)
     relabel = matched(shot.noisy, shot.tuning.basis(shown))
     regression = _Regression(features.to(teacher), ridge)
@@ -455,7 +456,11 @@ def linear_after(
     for generation in range(1, generations):
         student = _softmax(layer, features)
         agree = float((student.argmax(dim=1) == teacher.argmax(dim=1)).float().mean())
-        clock("student", f"{generation} of {generations}, {100 * agree:.1f}% of first choices are the head's")
+        clock(
+            "student",
+            f"{generation} of {generations}, {100 * agree:.1f}% as the head",
+            generation / generations,
+        )
         # Squares, normed: more confident, in the same order.
         sharper = relabel(teacher, student).square()
         layer = regression.fitted(sharper / sharper.sum(dim=1, keepdim=True).clamp_min(1e-30), teacher)

@@ -156,6 +156,7 @@ def train(
     if isinstance(features, Coded):
         return _of_coded(features, vault, noise, tune, heads, most, weighted, seed, folder, clock)
     found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
+    clock("query", f"the moment of {found.basis.width} directions is computed")
     rows = found.basis(features)
     mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
     noisy = _released(mechanism, rows.shape[1], vault, folder, lambda: rows.sum(dim=0, dtype=torch.float64))
@@ -278,7 +279,7 @@ def tuned(
         return found
 
     def scored(one: Scored) -> None:
-        clock("tuning", f"rank {one.plan.rank}, power {one.plan.power:g}: {one.score:.3f}")
+        clock("tuning", f"rank {one.plan.rank}, power {one.plan.power:g}: {one.score:.3f}", one.share)
 
     found = tune(features, num_classes, noise_by_width(noise), heads=heads, report=scored)
     if kept is not None:
@@ -349,10 +350,10 @@ class Clock:
     def __init__(self, report: Report | None) -> None:
         self._report, self._begun = report, time.perf_counter()
 
-    def __call__(self, phase: str, detail: str) -> None:
-        """Report a step."""
+    def __call__(self, phase: str, detail: str, share: float | None = None) -> None:
+        """Report a step, and the share of its phase that is done."""
         if self._report is not None:
-            self._report(Progress(phase, detail, time.perf_counter() - self._begun))
+            self._report(Progress(phase, detail, time.perf_counter() - self._begun, share))
 
 
 # --- tables of many rows ----------------------------------------------------------------------------------------

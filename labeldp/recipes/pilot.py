@@ -31,7 +31,7 @@ from labeldp.core.events import PureDP
 from labeldp.core.vault import LabelVault
 from labeldp.features.kernels import random_cosines
 from labeldp.learning.learners import Task, adapting
-from labeldp.learning.progress import Report
+from labeldp.learning.progress import Report, listening
 from labeldp.learning.tuning import Stage
 from labeldp.learning.tuning import tune as label_free
 from labeldp.mechanisms.responses import RandomizedResponse
@@ -83,13 +83,13 @@ class Decided:
     @property
     def reason(self) -> str:
         """Return the evidence in words."""
-        taken = "a response each" if isinstance(self.found, Taught) else "one noisy moment"
+        taken = "a response of every row" if isinstance(self.found, Taught) else "one noisy moment"
         gain = self.adapting - self.fixed
-        told = f"learners that adapt to the table predicted their responses {abs(gain):.0f} nats "
+        told = f"learners that adapt to the table predicted responses {abs(gain):.0f} nats "
         told += "better than others" if gain > 0 else "worse than others"
         if max(self.fixed, self.adapting) < _LEARNT:
-            told = "they had little to say, so that a formula decided"
-        return f"{self.pilot:,} rows responded first: {told}; so the others were asked for {taken}."
+            told = "responses had little to say, and a formula decided"
+        return f"In a pilot of {self.pilot:,} rows {told}, so the other rows were asked for {taken}."
 
 
 @checked
@@ -146,10 +146,15 @@ def train(
     if file is not None and file.exists():
         fixed, adapts, lifted = json.loads(file.read_text(encoding="utf-8"))
     else:
-        (fixed, adapts), lifted = adapting(Task.split(view(first), private, seed), seed), 0.0
+        clock("decision", "learners are tried on the pilot's responses", 0.0)
+        with listening(None):
+            fixed, adapts = adapting(Task.split(view(first), private, seed), seed)
+        lifted = 0.0
         if not _respond(fixed, adapts, len(vault), classes, epsilon):
-            likely = teach(first, private, view, (), seed, report).probabilities(others).double()
-            played = [_played(likely, noise_by_width(noise), seed, seen) for seen in (others, lift(others))]
+            clock("decision", "a moment is tried on labels drawn from the pilot's model", 0.6)
+            with listening(None):
+                likely = teach(first, private, view, (), seed, None).probabilities(others).double()
+                played = [_played(likely, noise_by_width(noise), seed, seen) for seen in (others, lift(others))]
             lifted = played[1] - played[0]
         if file is not None:
             with replacing(file) as draft:

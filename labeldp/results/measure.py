@@ -42,6 +42,9 @@ def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
             "mean_prediction_on_training_rows": _digits(predicted.mean()),
             "spread_of_predictions_on_training_rows": _digits(predicted.std()),
         }
+    if model.problem:
+        # So that a report compares recipes for the same rows, features and machine as the run did.
+        found["chosen_for"] = dict(model.problem)
     if model.curves:
         # Of losses on private targets and of the ledger; see `Recorder`, which says why they are free.
         found["curves"] = list(model.curves)
