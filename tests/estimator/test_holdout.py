@@ -10,7 +10,7 @@ from labeldp.budgets.store import BudgetStore
 from labeldp.core.certificate import verify
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError
-from labeldp.estimator import base, classifier, spending
+from labeldp.estimator import base, spending
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.regressor import LabelDPRegressor
 from labeldp.recipes import one_shot
@@ -66,7 +66,7 @@ def test_a_row_that_is_measured_is_not_trained_on(monkeypatch):
 
 def test_a_row_on_both_sides_is_refused_by_its_budget(monkeypatch):
     """The planted bug: training sees all rows. Those set aside would pay twice."""
-    monkeypatch.setattr(base.np, "setdiff1d", lambda rows, _: rows)
+    monkeypatch.setattr(base.np, "setdiff1d", lambda rows, _, **how: rows)
     with pytest.warns(UserWarning, match="not measured on rows set aside"):
         fitted = model().fit(X, Y)
     assert fitted.evaluation_ is None
@@ -94,7 +94,7 @@ def test_none_below_a_thousand_rows_and_none_where_it_is_not_wanted():
     assert model(holdout=50).fit(X[:500], Y[:500][::-1]).evaluation_.rows == 50
 
 
-@pytest.mark.parametrize("holdout", [1.5, -1, 1200, "half", True, 1199])
+@pytest.mark.parametrize("holdout", [1.5, -1, 1200, "half", True, 1199, 2, 0.005])
 def test_what_is_no_part_is_refused_before_anything_is_spent(holdout):
     vault = LabelVault(CODES, 2)
     with pytest.raises(ValueError, match="holdout="):
@@ -106,7 +106,7 @@ def test_numbers_are_measured_too():
     x = np.random.default_rng(0).normal(size=(6000, 3))
     fitted = LabelDPRegressor(2.0, (-4, 4), 1e-6, random_state=0).fit(x, np.clip(x[:, 0], -4, 4))
     assert fitted.evaluation_.rows == 600
-    assert set(fitted.evaluation_.measures) == {"mean_absolute_error", "root_mean_squared_error", "r2"}
+    assert set(fitted.evaluation_.measures) == {"mean_absolute_error", "root_mean_squared_error", "r2", "at_bounds"}
     fresh = np.random.default_rng(1).normal(size=(6000, 3))
     error, found = (
         np.abs(fitted.predict(fresh) - fresh[:, 0]).mean(),
@@ -130,10 +130,9 @@ def test_images_are_measured_too():
 
 def test_tables_that_come_in_parts_are_measured_too(monkeypatch):
     monkeypatch.setattr(base, "_FEW_ROWS", 1000)
-    for module in (base, classifier):
-        monkeypatch.setattr(module, "ROWS_AT_ONCE", 700)
-    for module in (base, one_shot):
-        monkeypatch.setattr(module, "MOST_CELLS", 100_000)
+    monkeypatch.setattr(base, "ROWS_AT_ONCE", 700)
+    monkeypatch.setattr(base, "MOST_CELLS", 100_000)
+    monkeypatch.setattr(one_shot, "HELD_CELLS", 100_000)
     data, y = columns(4000)
     reports = []
     fitted = model(epsilon=3.0, report=reports.append).fit(pa.table(data), y)
