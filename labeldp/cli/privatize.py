@@ -65,9 +65,10 @@ def privatize(
 ) -> None:
     """Replace a label column by a private one and write a certificate beside it.
 
-    Works on Parquet and CSV in a stream; all other columns and the row order stay as they are. The output may
-    be given to anyone: epsilon holds whatever they do with it. Spending adds up over releases of the same
-    column, so keep a --journal, or give the column a budget in a --store that all its users share.
+    Works on Parquet and CSV in a stream, and on a folder of Parquet files, of which it makes one file; all other
+    columns and the row order stay as they are. The output may be given to anyone: epsilon holds whatever they do with
+    it. Spending adds up over releases of the same column, so keep a --journal, or give the column a budget in a
+    --store that all its users share.
 
     \b
     labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\
@@ -75,14 +76,13 @@ def privatize(
     """
     from labeldp.core.random import SecureRandom
     from labeldp.data import tables
-    from labeldp.data.columns import open_table
 
     delimiter = delimiter_of(delimiter)
     signer = signing_key(sign, target)
     names = declared(classes)
     if store is not None:
         refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
-    if source.is_file() and not open_table(source, delimiter, "source").has_rows():
+    if source.is_file() and not tables.has_rows(source, delimiter):
         raise Refusal(f"{source.name} has no rows, and there is nothing to privatize; give a table with some")
     charged: Any
     if journal is not None or budget is not None:

@@ -118,10 +118,10 @@ def train(
 ) -> None:
     """Train a model on secret labels and write it to a folder, with its certificate.
 
-    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, or the name
-    of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100,
-    cinic10). Every other column is a public feature; missing cells are fine. The folder may be given to anyone:
-    epsilon holds whatever they do with it.
+    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, a folder of
+    Parquet files, or the name of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist,
+    cifar10, cifar100, cinic10). Every other column is a public feature; missing cells are fine. The folder that is
+    written may be given to anyone: epsilon holds whatever they do with it.
 
     TABLE may also be what labeldp privatize wrote, with its certificate beside it: the model then learns from the
     responses, the certificate says all that must be known, and no further privacy is spent.
@@ -168,7 +168,7 @@ def train(
         _progress(table, epsilon, quiet or as_json) as report,
     ):
         if data is None:
-            data = _data(path, label, classes, bounds, {**how, "delimiter": delimiter})
+            data = _data(path, label, classes, bounds, how | {"delimiter": delimiter}, _rows_read(report, begun))
         paid_by = None
         if isinstance(data.vault, LabelVault):
             # A store knows users by the ids of users, and rows by those of rows.
@@ -236,6 +236,7 @@ def _data(
     classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
     how: Mapping[str, Any],
+    report: Callable[[int], None] | None,
 ) -> PrivateData:
     """Read the table or data set; `how` are the arguments of `labeldp.data.read` that only tables take."""
     from labeldp.data.door import NAMES, read
@@ -257,7 +258,7 @@ def _data(
     if label is None:
         raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
     if bounds is not None:
-        return read(table, label, bounds=bounds, **how)
+        return read(table, label, bounds=bounds, report=report, **how)
     if not classes:
         raise OptionError(
             "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
@@ -265,7 +266,16 @@ def _data(
         )
     if len(classes) < 2:
         raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
-    return read(table, label, classes, **how)
+    return read(table, label, classes, report=report, **how)
+
+
+def _rows_read(report: Report | None, begun: float) -> Callable[[int], None] | None:
+    """Return what reports how many rows of a big table were read; None where nobody wants to know."""
+    if report is None:
+        return None
+    from labeldp.learning.progress import Progress
+
+    return lambda rows: report(Progress("reading", f"{rows:,} rows", time.perf_counter() - begun))
 
 
 def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: Mapping[str, Any]) -> PrivateData:

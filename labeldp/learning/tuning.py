@@ -18,6 +18,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -428,8 +429,11 @@ class Basis:
         return torch.cat([self._bounded(self._plain(part)) for part in features.split(_ROWS_AT_ONCE)])
 
     def from_turned(self, turned: Tensor) -> Tensor:
-        """Do the same for rows of which x·matrix is known, (n, r)."""
-        return self._bounded(self._with_constant(turned - self.mean @ self.matrix))
+        """Do the same for rows of which x·matrix is known, (n, r), at once."""
+        found = turned.new_empty(len(turned), self.width)
+        torch.sub(turned, self._offset, out=found[:, : turned.shape[1]])
+        found[:, turned.shape[1] :] = self.constant
+        return found.div_(self._lengths(found))
 
     def linear(self, weight: Tensor) -> nn.Linear:
         """Return the head Wφ as a layer on x itself; a row's bound scales its scores alike and keeps their order."""
@@ -451,8 +455,15 @@ class Basis:
         return turned if self.constant == 0 else torch.nn.functional.pad(turned, (0, 1), value=self.constant)
 
     def _bounded(self, rows: Tensor) -> Tensor:
+        return rows / self._lengths(rows)
+
+    def _lengths(self, rows: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        return rows / length.clamp_min(self.bound if self.bound > 0 else torch.finfo(rows.dtype).tiny)
+        return length.clamp_min(self.bound if self.bound > 0 else torch.finfo(rows.dtype).tiny)
+
+    @cached_property
+    def _offset(self) -> Tensor:
+        return self.mean @ self.matrix
 
 
 def prepare(plan: Plan, found: Spectrum, features: Tensor) -> Basis:

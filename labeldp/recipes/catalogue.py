@@ -232,7 +232,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "one_shot+kernel", "releases one noisy moment of labels, public features and cosines of them, and solves a "
         "head that sees what columns say together", "this library, docs/one_shot.md", classes="one_shot_kernel.train",
-        pure=False, network="", worth=of_moment(1.0), learner="head", kin="moment",
+        pure=False, network="", coded=True, worth=of_moment(1.0), learner="head", kin="moment",
         leads=moment_leads, table_seconds=(1.0, 1.5e-4),
         self_tests={"": SelfTest(500, pure=False)},
     ),
@@ -245,7 +245,8 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "one_shot+linear", "hands what the head of one noisy moment knows to a linear layer on all features, which "
         "costs no further privacy", "this library, docs/one_shot.md", classes="distil.linear", pure=False, network="",
-        worth=of_moment(1.0), learner="head", kin="moment", unfit="table", self_tests={"": SelfTest(500, pure=False)},
+        coded=True, worth=of_moment(1.0), learner="head", kin="moment", unfit="table",
+        self_tests={"": SelfTest(500, pure=False)},
     ),
     Recipe(
         "one_shot+student", "trains a network on the labels of a head that came from one noisy moment, which costs no "

@@ -18,10 +18,11 @@ import torch
 
 from labeldp.budgets.calibrate import usual_delta
 from labeldp.choosing.choice import Choice, choose
-from labeldp.data.columns import conformed, read_like
+from labeldp.data.columns import conformed
 from labeldp.data.door import NAMES, PrivateData, read
 from labeldp.data.kinds import Column
 from labeldp.data.released import ReleasedLabels
+from labeldp.data.stored import read_like
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
