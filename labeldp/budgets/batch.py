@@ -1,0 +1,145 @@
+"""Charge many plans of one data set in one transaction, for all who spend together and for each of them.
+
+A service answers many small queries. Each would wait for the disk by itself; here they are written down together, and
+whoever asked is answered when the transaction has been committed. Lines, seals and budgets are those of
+`labeldp.budgets.store`: a batch is read like the charges of many processes.
+
+Whoever spends has a ledger of its own, read from the same lines, and so a budget of its own beside that of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from labeldp.budgets.ids import Charge, Plan, extended
+from labeldp.budgets.keys import StoreError
+from labeldp.budgets.tables import (
+    CHARGES,
+    DATASETS,
+    Database,
+    DataSet,
+    charge_line,
+    charge_of,
+    dataset_line,
+    now,
+    read_charge,
+    read_dataset,
+    sa,
+    tampered,
+)
+from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, check_budget
+
+
+@dataclass(frozen=True)
+class State:
+    """What was read and checked of a data set's charges so far: how many, the last seal, ledgers of all and of each."""
+
+    count: int
+    head: str
+    total: Ledger
+    own: Mapping[str, Ledger] = field(default_factory=dict[str, Ledger])
+
+    def charged(self, plan: Plan, who: str, count: int, head: str) -> State:
+        """Return the state after one plan of one of them."""
+        mine = self.own.get(who) or Ledger(self.total.num_rows)
+        own = {**self.own, who: extended(mine, self.total.num_rows).charge_plan(plan)}
+        return State(count, head, self.total.charge_plan(plan), own)
+
+
+class Batch:
+    """The books of one data set within one transaction, which holds them until it ends.
+
+    Args:
+        database: whose transaction it is.
+        connection: the transaction.
+        name: of the data set.
+        known: what an earlier batch of this process found, so that only newer lines are read.
+    """
+
+    def __init__(self, database: Database, connection: sa.Connection, name: str, known: State | None = None) -> None:
+        self._database, self._connection = database, connection
+        asked = sa.select(DATASETS).where(DATASETS.c.name == name).with_for_update()
+        line = connection.execute(asked).mappings().one_or_none()
+        if line is None:
+            raise StoreError(f"there is no data set {name!r} in {database.name!r}; see: labeldp budget show")
+        self._id: int = line["id"]
+        self.dataset: DataSet = read_dataset(database.key, line, database.name)
+        self.state = self._replayed(line["head"], known or State(0, "", Ledger(self.dataset.units)))
+        self._lines: list[dict[str, Any]] = []
+
+    def _replayed(self, head: str, known: State) -> State:
+        """Return the state of the committed lines; StoreError where they are not whole."""
+        dataset, key = self.dataset, self._database.key
+        state = replace(known, total=extended(known.total, dataset.units))
+        newer = (CHARGES.c.dataset == self._id, CHARGES.c.number > state.count)
+        written = self._connection.execute(sa.select(CHARGES).where(*newer).order_by(CHARGES.c.number)).mappings()
+        for _, lines in groupby(written, lambda each: each["plan"] or each["number"]):
+            plan: list[Charge] = []
+            who, count, last = "", state.count, state.head
+            for each in lines:
+                charge = read_charge(key, each, count + 1, dataset.units, last)
+                if charge is None:
+                    raise StoreError(tampered(dataset.name, self._database.name))
+                who, count, last = str(each["who"]), count + 1, str(each["seal"])
+                plan.append(charge)
+            state = state.charged(plan, who, count, last)
+        if (state.count, state.head) != (dataset.charges, head):
+            raise StoreError(tampered(dataset.name, self._database.name))
+        return state
+
+    def plan_of(self, query_id: str, who: str) -> list[tuple[int, Charge]]:
+        """Return what was charged under this id to one who spends, with the number of each charge; nothing if nothing.
+
+        Raises StoreError where the id is somebody else's.
+        """
+        pending = [line for line in self._lines if line["receipt"] == query_id]
+        asked = sa.select(CHARGES).where(CHARGES.c.dataset == self._id, CHARGES.c.receipt == query_id)
+        written = self._connection.execute(asked.order_by(CHARGES.c.number)).mappings().all()
+        found: list[tuple[int, Charge]] = []
+        for line in [*written, *pending]:
+            if line["who"] != who:
+                raise StoreError(f"the plan {query_id!r} is not yours; give yours an id of its own")
+            # Its seal was checked when it was replayed, or made a moment ago.
+            charge = charge_of(line, self.dataset.units)
+            found.append((int(line["number"]), charge))
+        return found
+
+    def charge(self, plan: Plan, *, who: str, query_id: str, note: str, own: Budget) -> list[int]:
+        """Charge one plan to all and to one of them, or raise BudgetExceededError; return the numbers of its charges.
+
+        What others have spent is not told: where all together would spend too much, the message has no figures.
+        """
+        dataset = self.dataset
+        after = self.state.charged(plan, who, 0, "")
+        check_budget(after.own[who].groups(), own, dataset.unit)
+        try:
+            check_budget(after.total.groups(), dataset.budget, dataset.unit)
+        except BudgetExceededError:
+            raise BudgetExceededError(
+                f"what is left of {dataset.name!r} for all who spend on it together does not allow this query; nothing "
+                "was charged. Ask for less, or ask its owner"
+            ) from None
+        said = {
+            "receipt": query_id, "who": who, "host": "", "note": note, "time": now(),
+            "epsilon": after.total.epsilon(dataset.budget.delta),
+        }  # fmt: skip
+        first, head = self.state.count + 1, self.state.head
+        numbers = list(range(first, first + len(plan)))
+        for number, charge in zip(numbers, plan, strict=True):
+            line = charge_line(self._database.key, charge, self._id, number, dataset.units, head, plan=first, **said)
+            self._lines.append(line)
+            head = line["seal"]
+        self.state = replace(after, count=numbers[-1], head=head)
+        return numbers
+
+    def write(self) -> None:
+        """Write all charges of the batch; they are on the disk when the transaction has been committed."""
+        if not self._lines:
+            return
+        self._connection.execute(sa.insert(CHARGES), self._lines)
+        changed = replace(self.dataset, charges=self.state.count, begun=self.dataset.begun or 0)
+        values = dataset_line(self._database.key, changed, self.state.head)
+        self._connection.execute(sa.update(DATASETS).where(DATASETS.c.id == self._id).values(**values))
