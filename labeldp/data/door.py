@@ -179,15 +179,20 @@ def beside(
     kinds: Mapping[str, Sequence[str]],
     delimiter: str | None,
     test: Path | str | None,
+    apart: bool = False,
 ) -> PrivateData:
     """Read the public features of a table, and then its labels, which are sealed or were released before.
 
-    `kinds` are columns to be read as numbers, categories, text or dates; other arguments are those of `read`.
+    `kinds` are columns to be read as numbers, categories, text or dates; where labels lie `apart`, in another table or
+    process, the table has no such column. Other arguments are those of `read`.
     """
     if label in (users, ids):
         raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
     with _about(path.name):
-        public = read_columns(path, label, users=users, ids=ids, drop=drop, **kinds, delimiter=delimiter)
+        if apart and label in open_table(path, delimiter).names:
+            raise TableError(f"the table has a column {label!r}, which is the label and lies elsewhere; take it out")
+        column = None if apart else label
+        public = read_columns(path, column, users=users, ids=ids, drop=drop, **kinds, delimiter=delimiter)
         features, columns, vault = public.features, public.columns, labels()
         if len(vault) != len(features):
             raise TableError(
@@ -213,7 +218,7 @@ def beside(
 @refusing
 def read_columns(
     table: Path | str,
-    label: str,
+    label: str | None,
     *,
     users: str | None = None,
     ids: str | None = None,
@@ -224,7 +229,7 @@ def read_columns(
     date: Sequence[str] = (),
     delimiter: str | None = None,
 ) -> PublicColumns:
-    """Read all columns of a file but the label, and say how each was read; arguments as for `read`.
+    """Read all columns of a file but the label, if it has one, and say how each was read; arguments as for `read`.
 
     >>> found = read_columns(adult_path(), "income")
     >>> [(one.name, one.read_as, one.missing, one.distinct) for one in found.readings[:2]]
@@ -234,7 +239,7 @@ def read_columns(
     with _about(path.name):
         source = open_table(path, delimiter)
         _check_named(path, source.names, label, {"drop": drop, **kinds})
-        without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
+        without = dict.fromkeys((*(name for name in (label, users, ids) if name is not None), *drop))
         public = read_public(path, tuple(without), delimiter, (*category, *text, *date))
         readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
         columns = kept_columns(readings)
@@ -246,7 +251,7 @@ def read_columns(
     return PublicColumns(features, columns, (*readings, *aside), note)
 
 
-def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequence[str]]) -> None:
+def _check_named(path: Path, names: list[str], label: str | None, given: dict[str, Sequence[str]]) -> None:
     """Raise TableError where an argument names a column that is not there, is the label, or was named before."""
     before: dict[str, str] = {}
     for argument, columns in given.items():

@@ -1,9 +1,9 @@
 """Ask a vault that lies behind a service: `RemoteVault` has the face of `LabelVault`, so that recipes run unchanged.
 
 What it holds in place of labels are the numbers of its rows. It keeps its own books, so that parts, plans, budgets and
-certificates work as in process; a query is paid for, drawn and kept by the service, in one transaction, before it counts
-here. Every query has an id: sent again after a lost connection, or by a run that was killed and goes on in its folder,
-it returns what was released the first time and costs nothing.
+certificates work as in process; a query is paid for, drawn and kept by the service, in one transaction, before it
+counts here. Every query has an id: sent again after a lost connection, or by a run that was killed and goes on in its
+folder, it returns what was released the first time and costs nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.flight as flight
+from pyarrow import flight
 
 from labeldp.core.certificate import Certificate
 from labeldp.core.certificate import parse as read_certificate
@@ -45,7 +45,7 @@ _TRIES, _PAUSE, _LONGEST_PAUSE = 8, 0.1, 5.0
 _LOST = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)
 
 
-class ServiceError(RuntimeError):
+class ServiceError(ValueError):
     """A service that cannot be reached, or failed. One sentence."""
 
 
@@ -63,12 +63,13 @@ class Connection:
         address: grpc+unix:///path/to/socket or grpc+tls://host:port.
         token: of `labeldp access token`.
         root_certs: PEM of who signed the service's certificate; the system's own when None.
+        tries: how often a call is sent before the service counts as gone.
     """
 
-    def __init__(self, address: str, token: str, root_certs: bytes | None = None) -> None:
+    def __init__(self, address: str, token: str, root_certs: bytes | None = None, tries: int = _TRIES) -> None:
         if not address.startswith(("grpc+unix://", "grpc+tls://")):
             raise ValueError(f"address={address!r} is neither grpc+unix:///path nor grpc+tls://host:port; give one")
-        self.address = address
+        self.address, self._tries = address, tries
         self._options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
         more: dict[str, Any] = {} if root_certs is None else {"tls_root_certs": root_certs}
         self._make: Callable[[], Any] = lambda: flight.FlightClient(address, **more)
@@ -97,18 +98,13 @@ class Connection:
             command = flight.FlightDescriptor.for_command(json.dumps(told, allow_nan=False).encode())
             writer, reader = self._client.do_exchange(command, self._options)
             try:
-                if schema.names:
-                    writer.begin(schema)
-                    try:
+                # Where the service has ended the call early, what it says about that comes with the answer.
+                with suppress(pa.ArrowException, flight.FlightError, OSError):
+                    if schema.names:
+                        writer.begin(schema)
                         for batch in batches():
                             writer.write_batch(batch)
-                    except (pa.ArrowException, flight.FlightError, OSError):
-                        # The service has ended the call: what it says about that comes with the answer.
-                        pass
-                try:
                     writer.done_writing()
-                except (pa.ArrowException, flight.FlightError, OSError):
-                    pass
                 answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
                 content = b""
                 if header["do"] == "ask":
@@ -117,24 +113,22 @@ class Connection:
                 raise flight.FlightUnavailableError("the answer ended too soon") from None
             finally:
                 # What went wrong was said above; closing says it again.
-                try:
+                with suppress(pa.ArrowException, flight.FlightError, OSError):
                     writer.close()
-                except (pa.ArrowException, flight.FlightError, OSError):
-                    pass
             return answer, content
 
         return self._again(call)
 
     def _again(self, call: Callable[[bool], Any]) -> Any:
         pause, failed = _PAUSE, ""
-        for attempt in range(_TRIES):
+        for attempt in range(self._tries):
             try:
                 return call(attempt > 0)
             except _LOST as error:
                 failed = type(error).__name__
             except flight.FlightError as error:
                 kind = bytes(error.extra_info or b"").decode("ascii", "replace")
-                if kind != "busy" or attempt + 1 == _TRIES:
+                if kind != "busy" or attempt + 1 == self._tries:
                     raise _in_words(kind, str(error)) from None
                 failed = "too many calls"
             except (pa.ArrowException, OSError) as error:
@@ -381,8 +375,8 @@ class RemoteVault(LabelVault):
         """Ask one query of the service; it is drawn when it is paid for, and the lease hands it out."""
         if len(mechanisms) != 1 or len(batches) != 1 or times != 1:
             raise ValueError(
-                f"{times} × {len(mechanisms)} queries cannot be paid for in advance at a service: it draws each when it "
-                "is paid for. Choose a recipe that needs no gradients, or run this one where the labels are"
+                f"{times} × {len(mechanisms)} queries cannot be paid for in advance at a service, which draws one when "
+                "it is paid for. Choose a recipe that needs no gradients, or run this one where the labels are"
             )
         mechanism, index = mechanisms[0], self._checked_rows(batches[0])
         charges = self._charges(mechanism, 1, index)

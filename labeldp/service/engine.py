@@ -6,8 +6,8 @@ Nothing leaves the process before the transaction is on the disk, and a query th
 refused and its draw forgotten unseen. A kill at any point leaves all of it or nothing: a release that was charged is
 kept, and asking again with the same id returns it and charges nothing. The same id with another question is refused.
 
-Transactions are committed by one thread, as many queries in each as are waiting (group commit), so that a thousand small
-queries do not wait for the disk a thousand times. Features are added up while they arrive, outside of any lock.
+Transactions are committed by one thread, as many queries in each as are waiting (group commit), so that a thousand
+small queries do not wait for the disk a thousand times. Features are added up while they arrive, outside of any lock.
 """
 
 from __future__ import annotations

@@ -181,6 +181,6 @@ class Witness:
             return ""
         what = "is shorter than it was" if found is None else "is another one"
         return (
-            f"the log {what}: the witness {self.path.name} has seen entry {seen.number}. An older copy of the store was "
-            "put in its place, and releases made since are not counted; put the newest copy back"
+            f"the log {what}: the witness {self.path.name} has seen entry {seen.number}. An older copy of the store "
+            "was put in its place, and releases made since are not counted; put the newest copy back"
         )

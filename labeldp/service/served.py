@@ -1,4 +1,4 @@
-"""Hold the data sets of a service: sealed labels, public ids by which analysts name rows, and the choices of rows so far.
+"""Hold the data sets of a service: sealed labels, and the public ids by which analysts choose and order their rows.
 
 An analyst names its rows once, by their ids, and gets a short name for that choice of rows, made from its content: the
 same rows in the same order have the same name, in every process. Rows are matched by id; the order is the analyst's.

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.flight as flight
+from pyarrow import flight
 
 from labeldp.budgets.keys import StoreError
-from labeldp.core.events import event_from_json
+from labeldp.core.events import DiscreteGaussian, GridGaussian, PureDP, event_from_json
 from labeldp.core.ledger import BudgetExceededError
 from labeldp.service import log, wire
 from labeldp.service.access import Access, AccessError, BusyError, Person, RateLimit
@@ -42,7 +42,20 @@ ACTIONS: Mapping[str, Mapping[str, wire.Check]] = {
     "log": {"after": integer(0, 1 << 62)},
     "metrics": {},
 }
-_EVENT = wire.fields({"event": lambda name, value: _event(name, value), "rows": _ID})
+
+
+def _event_of(name: str, value: Any) -> Any:
+    """Check an event of a plan: one that some verb has, so that it is accounted for as quickly as theirs."""
+    try:
+        found = event_from_json(value)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        found = None
+    if not isinstance(found, (PureDP, GridGaussian, DiscreteGaussian)):
+        raise WireError(f"{name} is not an event that a verb of this service has; use RemoteVault")
+    return found
+
+
+_EVENT = wire.fields({"event": _event_of, "rows": _ID})
 EXCHANGES: Mapping[str, Mapping[str, wire.Check]] = {
     "bind": {"do": choice("bind"), "dataset": _NAME},
     "choose": {"do": choice("choose"), "dataset": _NAME, "rows": _ID},
@@ -60,13 +73,6 @@ KINDS: tuple[tuple[type[Exception], str], ...] = (
     (UnknownRowsError, "rows"), (WireError, "message"), (BudgetExceededError, "budget"), (BusyError, "busy"),
     (AccessError, "access"), (StoreError, "store"),
 )  # fmt: skip
-
-
-def _event(name: str, value: Any) -> Any:
-    try:
-        return event_from_json(value)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise WireError(f"{name} is not an event of this library; use RemoteVault") from None
 
 
 class _Token(flight.ServerMiddleware):
@@ -112,7 +118,7 @@ class Server(flight.FlightServerBase):
         self._limit, self._most_bytes = limit or RateLimit(5000.0, 10_000), most_bytes
         # Strangers share a bucket: guessing tokens is slow for all of them together.
         self._strangers = RateLimit(50.0, 200)
-        self._open, self._idle = 0, threading.Condition()
+        self._open, self._closing, self._idle = 0, False, threading.Condition()
         super().__init__(
             listen, middleware={"token": _Tokens()}, tls_certificates=None if tls is None else [tls],
         )  # fmt: skip
@@ -164,6 +170,8 @@ class Server(flight.FlightServerBase):
         with self._idle:
             self._open += 1
         try:
+            if self._closing:
+                raise BusyError("the service is being stopped; ask again when it is back, nothing was charged")
             return run(fields)
         except Exception as error:
             outcome = next((kind for known, kind in KINDS if isinstance(error, known)), "failed")
@@ -260,7 +268,7 @@ class Server(flight.FlightServerBase):
             if sent > chosen.count:
                 raise WireError(f"{sent} rows or more were sent of {chosen.count}; name each row once")
         picked = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-        if picked.size and not (0 <= int(picked.min()) and int(picked.max()) < chosen.count):
+        if picked.size and (int(picked.min()) < 0 or int(picked.max()) >= chosen.count):
             raise WireError(f"rows has entries outside 0 … {chosen.count - 1}; leave them out")
         if len(np.unique(picked)) != len(picked):
             raise WireError("rows has repeats; name each row once")
@@ -298,7 +306,7 @@ class Server(flight.FlightServerBase):
             columns = wire.from_batch(schema, batch)
             rows += batch.num_rows
             for name, column in columns.items():
-                data = memoryview(column).cast("B") if column.size else memoryview(b"")
+                data = column.reshape(-1).view(np.uint8).data if column.size else memoryview(b"")
                 if name == wire.FEATURES:
                     features = zlib.crc32(data, features)
                 else:
@@ -312,6 +320,7 @@ class Server(flight.FlightServerBase):
         """Take no new calls, finish those that have begun, write down what is waiting."""
         end = time.monotonic() + seconds
         with self._idle:
+            self._closing = True
             while self._open and time.monotonic() < end:
                 self._idle.wait(0.1)
         self.shutdown()

@@ -231,7 +231,7 @@ def checked_settings(verb: str, settings: Any) -> Settings:
     return given
 
 
-def declared_columns(verb: str, settings: Settings) -> dict[str, tuple[str, int | None]]:
+def declared_columns(verb: str, settings: Settings) -> dict[str, tuple[str, int | None]]:  # noqa: PLR0911 - one case for each verb
     """Return the columns that belong to a query: their type, and how many entries a row has, None for a bare number."""
     if "inner" in settings:
         return declared_columns(settings["inner"]["verb"], settings["inner"]["settings"])
@@ -270,7 +270,7 @@ def release_bytes(verb: str, settings: Settings, num_rows: int) -> int:
 # -- from a mechanism to plain values ----------------------------------------------------------------------------------
 
 
-def encode(mechanism: Any) -> Question:
+def encode(mechanism: Any) -> Question:  # noqa: PLR0911, PLR0912 - one case for each verb
     """Return a mechanism in plain values; ValueError for one that a service does not answer, because it runs code."""
     match mechanism:
         case RandomizedResponse():
@@ -338,7 +338,7 @@ def _plain_noise(noise: GaussianNoise | LaplaceNoise) -> Settings:
 # -- from plain values to a mechanism ----------------------------------------------------------------------------------
 
 
-def decode(verb: str, settings: Settings, num_rows: int, parts: Iterator[Mapping[str, Array]]) -> Any:
+def decode(verb: str, settings: Settings, num_rows: int, parts: Iterator[Mapping[str, Array]]) -> Any:  # noqa: PLR0911, PLR0912 - one case for each verb
     """Return the mechanism of checked settings and of columns that come in parts of the rows.
 
     Features are not gathered: the mechanism reads them as they come, once, in the memory of one part.
@@ -501,7 +501,7 @@ def unpack(content: bytes, mechanism: Any) -> Any:
         raise WireError(f"the service sent a release that cannot be read ({type(error).__name__})") from None
 
 
-def _rebuilt(kind: str, plain: Settings, arrays: Mapping[str, Array], mechanism: Any) -> Any:
+def _rebuilt(kind: str, plain: Settings, arrays: Mapping[str, Array], mechanism: Any) -> Any:  # noqa: PLR0911 - one case for each verb
     match kind:
         case "labels" if isinstance(mechanism, BinnedResponse):
             return NoisyValues(mechanism, arrays["responses"], mechanism.outputs)
