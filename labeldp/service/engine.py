@@ -328,6 +328,8 @@ class Engine:
         if not paid:
             if not job.plan:
                 raise WireError(f"plan={plan_id!r} was not paid for; send its queries with the first of them")
+            if not any(_same(charge, job.charge) for charge in job.plan):
+                raise WireError(_not_in(plan_id))
             numbers = batch.charge(job.plan, query_id=_plan_name(job), **said)
             paid = list(zip(numbers, job.plan, strict=True))
         asked = sa.select(REQUESTS.c.charge).where(
@@ -336,9 +338,9 @@ class Engine:
         used = set(connection.execute(asked).scalars())
         used |= {number for other, number in zip(new, paid_by, strict=True) if _plan_name(other) == _plan_name(job)}
         for number, charge in paid:
-            if number not in used and charge.event == job.charge.event and _same_rows(charge.rows, job.charge.rows):
+            if number not in used and _same(charge, job.charge):
                 return number
-        raise WireError(f"the query is not in the plan {plan_id!r}, or was drawn; a plan is fixed before its first")
+        raise WireError(_not_in(plan_id))
 
     def _entry(self, job: _Job, number: int) -> dict[str, Any]:
         rows = job.charge.rows
@@ -410,10 +412,15 @@ def _all_or(rows: RowIndex | None, num_rows: int) -> RowIndex | None:
     return None if rows is None or len(rows) == num_rows else rows
 
 
-def _same_rows(one: RowIndex | None, other: RowIndex | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return len(one) == len(other) and np.array_equal(np.sort(one), np.sort(other))
+def _same(one: Charge, other: Charge) -> bool:
+    """Return whether two charges are the same event at the same rows."""
+    if one.event != other.event or one.rows is None or other.rows is None:
+        return one.event == other.event and one.rows is other.rows
+    return len(one.rows) == len(other.rows) and np.array_equal(np.sort(one.rows), np.sort(other.rows))
+
+
+def _not_in(plan_id: str) -> str:
+    return f"the query is not in the plan {plan_id!r}, or was drawn; a plan is fixed before its first query"
 
 
 def _canonical(values: Any) -> bytes:
