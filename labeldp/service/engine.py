@@ -204,10 +204,15 @@ class Engine:
 
     def _plan(self, ask: Ask, charge: Charge, num_rows: int) -> list[Charge]:
         """Return all queries that were fixed together with this one: at least itself."""
-        if ask.plan is None:
-            return [charge] if ask.plan_id is None else []
+        if ask.plan_id is None:
+            # A query by itself pays for itself, and for nothing else.
+            if ask.plan is not None:
+                raise WireError("a plan is given without a plan_id; give it one, by which its other queries are known")
+            return [charge]
+        if ask.plan is not None and not ask.plan:
+            raise WireError("plan is empty; list the queries that were fixed together")
         found = []
-        for event, rows in ask.plan:
+        for event, rows in ask.plan or ():
             chosen = self.choice(ask.dataset, rows).rows
             found.append(Charge(event, 1, _all_or(chosen, num_rows)))
         return found

@@ -28,7 +28,8 @@ def header(named, mechanism, **more):
     columns = dict(question.columns)
     if question.stream is not None:
         columns = {wire.FEATURES: np.concatenate([np.asarray(chunk) for chunk in question.stream.read()])}
-        columns = {name: column.astype(question.settings["kind"]) for name, column in columns.items()}
+        inner = question.settings.get("inner", {"settings": question.settings})["settings"]
+        columns = {name: column.astype(inner["kind"]) for name, column in columns.items()}
     return told, columns
 
 

@@ -40,7 +40,9 @@ def service(vault, *, total=PLENTY, grant=PLENTY, where=None, key=None, **more):
         access.add("ann", "analyst")
         access.grant(NAME, "ann", grant)
         token = access.issue("ann", days=1)
-        served = Served(NAME, vault, texts(names(len(vault))), "diagnosis", tuple(f"c{c}" for c in range(vault.num_classes)))
+        served = Served(
+            NAME, vault, texts(names(len(vault))), "diagnosis", tuple(f"c{c}" for c in range(vault.num_classes))
+        )
         signer = SigningKey.new()
         engine = Engine(database, [served], signer, Witness(Path(folder, "witness")))
         address = f"grpc+unix://{folder}/s"

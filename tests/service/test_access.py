@@ -98,7 +98,10 @@ def test_refusals_are_of_one_timing_class(found):
                 found.access.allowance(found.access.who(token), dataset)
             seconds[why].append(time.perf_counter() - begun)
     typical = {why: sorted(each)[len(each) // 2] for why, each in seconds.items()}
-    tokens, grants = [typical[w] for w in ("wrong", "revoked", "expired")], [typical[w] for w in ("another's", "nowhere")]
+    tokens, grants = (
+        [typical[w] for w in ("wrong", "revoked", "expired")],
+        [typical[w] for w in ("another's", "nowhere")],
+    )
     assert max(tokens) < 3 * min(tokens)
     assert max(grants) < 3 * min(grants)
 

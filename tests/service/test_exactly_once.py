@@ -200,6 +200,15 @@ def test_a_plan_pays_for_its_own_queries_only(found):
     assert charges(found) == 2
 
 
+@pytest.mark.parametrize("plan", [(), (0.001,), (0.5,)])
+def test_a_query_without_a_plans_id_cannot_be_paid_for_by_a_plan(found, plan):
+    connection = found.connection()
+    named = bound(connection, ROWS)
+    with pytest.raises(WireError, match="without a plan_id"):
+        ask(connection, header(named, RESPONSES, plan=plan_of(named, *plan))[0])
+    assert charges(found) == 0
+
+
 def test_a_plan_that_does_not_hold_its_first_query_is_charged_nothing(found):
     connection = found.connection()
     named = bound(connection, ROWS)
