@@ -9,8 +9,10 @@ Whoever spends has a ledger of its own, read from the same lines, and so a budge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
@@ -30,23 +32,71 @@ from labeldp.budgets.tables import (
     sa,
     tampered,
 )
-from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, check_budget
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, Unit, check_budget
+
+
+@dataclass(frozen=True)
+class Book:
+    """A ledger, and the plain sum of all that was charged to it, which no row's cost exceeds; None if some has no ε.
+
+    The sum takes no time, whatever the history: a budget that allows even it allows the query. Only where it does not
+    is the ledger itself composed, row by row.
+    """
+
+    ledger: Ledger
+    at_most: Fraction | None = Fraction(0)
+
+    def charged(self, plan: Plan) -> Book:
+        """Return the book after one plan."""
+        costs = [
+            Fraction(each.event.epsilon) * each.times
+            for each in plan
+            if isinstance(each.event, PureDP) and math.isfinite(each.event.epsilon)
+        ]
+        plain = self.at_most is not None and len(costs) == len(plan)
+        return Book(self.ledger.charge_plan(plan), sum(costs, self.at_most or Fraction(0)) if plain else None)
+
+    def extended(self, num_rows: int) -> Book:
+        """Return the book with more rows, which have met nothing."""
+        return replace(self, ledger=extended(self.ledger, num_rows))
+
+    def check(self, budget: Budget, unit: Unit) -> None:
+        """Raise BudgetExceededError where some row has cost more than the budget."""
+        if self.at_most is None or self.at_most > Fraction(budget.epsilon):
+            check_budget(self.ledger.groups(), budget, unit)
+
+    def epsilon(self, delta: float) -> float:
+        """Return what the worst row has cost at most: the plain sum where there is one, else what composition gives."""
+        return self.ledger.epsilon(delta) if self.at_most is None else float(self.at_most)
 
 
 @dataclass(frozen=True)
 class State:
-    """What was read and checked of a data set's charges so far: how many, the last seal, ledgers of all and of each."""
+    """What was read and checked of a data set's charges so far: how many, the last seal, the books of all and of each.
+
+    Args:
+        count: of charges.
+        head: the seal of the last one.
+        total: the book of all together.
+        own: the book of each who spends.
+    """
 
     count: int
     head: str
-    total: Ledger
-    own: Mapping[str, Ledger] = field(default_factory=dict[str, Ledger])
+    total: Book
+    own: Mapping[str, Book] = field(default_factory=dict[str, Book])
+
+    @classmethod
+    def empty(cls, num_rows: int) -> State:
+        """Return the state of a data set that was never charged."""
+        return cls(0, "", Book(Ledger(num_rows)))
 
     def charged(self, plan: Plan, who: str, count: int, head: str) -> State:
         """Return the state after one plan of one of them."""
-        mine = self.own.get(who) or Ledger(self.total.num_rows)
-        own = {**self.own, who: extended(mine, self.total.num_rows).charge_plan(plan)}
-        return State(count, head, self.total.charge_plan(plan), own)
+        rows = self.total.ledger.num_rows
+        mine = self.own.get(who) or Book(Ledger(rows))
+        return State(count, head, self.total.charged(plan), {**self.own, who: mine.extended(rows).charged(plan)})
 
 
 class Batch:
@@ -67,13 +117,13 @@ class Batch:
             raise StoreError(f"there is no data set {name!r} in {database.name!r}; see: labeldp budget show")
         self._id: int = line["id"]
         self.dataset: DataSet = read_dataset(database.key, line, database.name)
-        self.state = self._replayed(line["head"], known or State(0, "", Ledger(self.dataset.units)))
+        self.state = self._replayed(line["head"], known or State.empty(self.dataset.units))
         self._lines: list[dict[str, Any]] = []
 
     def _replayed(self, head: str, known: State) -> State:
         """Return the state of the committed lines; StoreError where they are not whole."""
         dataset, key = self.dataset, self._database.key
-        state = replace(known, total=extended(known.total, dataset.units))
+        state = replace(known, total=known.total.extended(dataset.units))
         newer = (CHARGES.c.dataset == self._id, CHARGES.c.number > state.count)
         written = self._connection.execute(sa.select(CHARGES).where(*newer).order_by(CHARGES.c.number)).mappings()
         for _, lines in groupby(written, lambda each: each["plan"] or each["number"]):
@@ -114,9 +164,9 @@ class Batch:
         """
         dataset = self.dataset
         after = self.state.charged(plan, who, 0, "")
-        check_budget(after.own[who].groups(), own, dataset.unit)
+        after.own[who].check(own, dataset.unit)
         try:
-            check_budget(after.total.groups(), dataset.budget, dataset.unit)
+            after.total.check(dataset.budget, dataset.unit)
         except BudgetExceededError:
             raise BudgetExceededError(
                 f"what is left of {dataset.name!r} for all who spend on it together does not allow this query; nothing "

@@ -25,14 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from labeldp.budgets.batch import Batch, State
+from labeldp.budgets.batch import Batch, Book, State
 from labeldp.budgets.ids import Charge
 from labeldp.budgets.keys import StoreError
 from labeldp.budgets.tables import Database, sa, sealed_line, tampered, whole_line
 from labeldp.core.accountant import epsilon as epsilon_of
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import Event, Query, event_to_json
-from labeldp.core.ledger import Budget, Ledger, RowIndex, check_budget
+from labeldp.core.ledger import ONE_LABEL, Budget, Ledger, RowIndex
 from labeldp.core.vault import MechanismError
 from labeldp.results.signing import SigningKey
 from labeldp.service import log, wire
@@ -221,7 +221,7 @@ class Engine:
         """Refuse before anything is drawn what cannot be paid for, as far as this process knows."""
         if ask.plan_id is None and not ask.again:
             after = self._states[ask.dataset].charged(plan, person.spends_as, 0, "")
-            check_budget(after.own[person.spends_as].groups(), budget)
+            after.own[person.spends_as].check(budget, ONE_LABEL)
 
     def _line(self, person: Person, ask: Ask) -> sa.RowMapping | None:
         with self.database.reading() as connection:
@@ -271,8 +271,7 @@ class Engine:
             # Nothing of it was written, whatever it was; the books are read anew.
             answers = [(job, error) for job in jobs]
             for name in {job.ask.dataset for job in jobs}:
-                state = self._states[name]
-                self._states[name] = State(0, "", Ledger(state.total.num_rows))
+                self._states[name] = State.empty(len(self.served[name].vault))
         for job, answer in answers:
             if isinstance(answer, Exception):
                 job.done.set_exception(answer)
@@ -374,7 +373,7 @@ class Engine:
     def certificate(self, person: Person, dataset: str, delta: float) -> Certificate:
         """Return the claim about all that one analyst was told of a data set, which names the log's last entry."""
         served, batch = self.served[dataset], self.books(dataset)
-        ledger = batch.state.own.get(person.spends_as) or Ledger(len(served.vault))
+        book = batch.state.own.get(person.spends_as) or Book(Ledger(len(served.vault)))
         with self.database.reading() as connection:
             asked = sa.select(REQUESTS.c.entry, REQUESTS.c.hash).where(
                 REQUESTS.c.person == person.name, REQUESTS.c.dataset == dataset
@@ -382,14 +381,14 @@ class Engine:
             last = connection.execute(asked.order_by(REQUESTS.c.entry.desc()).limit(1)).first()
         told = () if last is None else (sentence(log.Place(last.entry, last.hash), self.key.public),)
         return certify(
-            ledger.groups(), delta, noise=served.vault.certificate().noise, seeded=served.vault.seeded,
+            book.ledger.groups(), delta, noise=served.vault.certificate().noise, seeded=served.vault.seeded,
             assumptions=told,
         )  # fmt: skip
 
     def spent(self, person: Person, dataset: str, budget: Budget) -> float:
         """Return what one analyst has spent on a data set, at the δ of its budget."""
-        ledger = self.books(dataset).state.own.get(person.spends_as)
-        spent = 0.0 if ledger is None else ledger.epsilon(budget.delta)
+        book = self.books(dataset).state.own.get(person.spends_as)
+        spent = 0.0 if book is None else book.ledger.epsilon(budget.delta)
         return spent if math.isfinite(spent) else budget.epsilon
 
 
