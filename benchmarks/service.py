@@ -146,7 +146,10 @@ def measure(given: argparse.Namespace, address: str, token: str, pid: int) -> No
         remote("few", given.rows // 10).release(moment(given.rows // 10))
         few = peak(pid)
         here, there = LabelVault(labels(given.rows), CLASSES), remote("rows", given.rows)
-        contest = {"service": lambda: there.release(moment(given.rows)), "here": lambda: here.release(moment(given.rows))}
+        contest = {
+            "service": lambda: there.release(moment(given.rows)),
+            "here": lambda: here.release(moment(given.rows)),
+        }
         print(f"a moment of {given.rows:,} × {given.features}")
         show_rates(rates(contest, given.rows, given.repeats), "rows/s", given.json, features=given.features)
         print(f"peak memory of the service: {before:.0f} MB at first, {few:.0f} MB after {given.rows // 10:,} rows, "

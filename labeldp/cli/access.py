@@ -163,11 +163,11 @@ _SOURCE = click.argument("file", required=False, type=click.Path(path_type=Path)
 def verify(file: Path | None, signer: tuple[str, ...], where: str, key: Path | None) -> None:
     """Check a whole log: an exported FILE, or that of the store with its releases and charges. Exit code 1 if wrong."""
     from labeldp.results.signing import public_key
-    from labeldp.service import log
+    from labeldp.service import log, logbook
     from labeldp.service.audit import problems_of_store
 
     signers = [public_key(each) for each in signer]
-    lines = log.load(file) if file is not None else log.read(_opened(where, key)[0])
+    lines = log.load(file) if file is not None else logbook.read(_opened(where, key)[0])
     problems = log.verify(lines, signers)
     if file is None and not problems:
         problems = problems_of_store(_opened(where, key)[0], lines)
@@ -184,11 +184,11 @@ def verify(file: Path | None, signer: tuple[str, ...], where: str, key: Path | N
 @with_store
 def export(file: Path, where: str, key: Path | None) -> None:
     """Write the log to FILE, for those who have no access to the store; labeldp log verify FILE reads it."""
-    from labeldp.service import log
+    from labeldp.service import log, logbook
 
     if file.exists():
         raise OptionError(f"{str(file)!r} exists already and is never overwritten; choose another name")
-    lines = log.read(_opened(where, key)[0])
+    lines = logbook.read(_opened(where, key)[0])
     log.write(file, lines)
     click.echo(f"{file}: {len(lines)} entries")
 
@@ -197,9 +197,9 @@ def export(file: Path, where: str, key: Path | None) -> None:
 @with_store
 def show(where: str, key: Path | None) -> None:
     """Print the entries, one JSON object to a line."""
-    from labeldp.service import log
+    from labeldp.service import logbook
 
-    for line in log.read(_opened(where, key)[0]):
+    for line in logbook.read(_opened(where, key)[0]):
         click.echo(line.entry)
 
 
@@ -213,6 +213,6 @@ def _opened(where: str, key: Path | None) -> tuple[Database, Access]:
 
 
 def _note(database: Database, where: str, given: Path | None, **entry: Any) -> None:
-    from labeldp.service import log
+    from labeldp.service import logbook
 
-    log.note(database, log_key(where, given), **entry)
+    logbook.note(database, log_key(where, given), **entry)

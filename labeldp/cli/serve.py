@@ -154,7 +154,7 @@ def _made(
     quiet: bool,
 ) -> Server:
     """Return the server, after the store was found to be as it was left."""
-    from labeldp.service import log
+    from labeldp.service import logbook
     from labeldp.service.access import Access, RateLimit
     from labeldp.service.engine import Engine
     from labeldp.service.metrics import Metrics, to_stderr
@@ -170,7 +170,7 @@ def _made(
     if problem:
         entry = {"kind": "restored", "dataset": served.name, "reason": accept_rollback, "found": problem}
     engine = Engine(database, [served], signer, seen)
-    place = log.note(database, signer, **entry)
+    place = logbook.note(database, signer, **entry)
     if seen is not None:
         seen.note(place)
     limit = RateLimit(per_second, max(10, int(2 * per_second)))
@@ -180,7 +180,7 @@ def _made(
 
 
 def _witness(where: str, given: Path | None) -> Any:
-    from labeldp.service.log import Witness
+    from labeldp.service.logbook import Witness
 
     if given is not None:
         return Witness(given)

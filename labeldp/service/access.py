@@ -22,20 +22,13 @@ from labeldp.budgets.keys import StoreError
 from labeldp.budgets.tables import Database, checked_name, now, sa, sealed_line, tampered, whole_line
 from labeldp.core.ledger import Budget
 from labeldp.service.tables import GRANTS, PEOPLE, TOKENS
+from labeldp.service.wire import AccessError
 
 ROLES = ("owner", "analyst", "auditor")
 _TOKEN = "ldp"
 # How long an answer about a token or a grant serves before the store is asked again: what revoking may take.
 FRESH_SECONDS = 1.0
 _MOST_REMEMBERED = 10_000
-
-
-class AccessError(ValueError):
-    """Somebody who may not do what they ask for. The sentence does not say what there is."""
-
-
-class BusyError(AccessError):
-    """Somebody who asks too often."""
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,9 @@ from labeldp.core.protocols import LeaseCounter
 from labeldp.core.vault import LabelVault, Lease, Mechanism
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.service import wire
-from labeldp.service.access import AccessError, BusyError
-from labeldp.service.log import Line, Place
+from labeldp.service.log import Line, Place, sentence
 from labeldp.service.served import texts
-from labeldp.service.wire import WireError
+from labeldp.service.wire import AccessError, BusyError, WireError
 
 Out = TypeVar("Out")
 Rows = npt.ArrayLike | None
@@ -392,8 +391,6 @@ class RemoteVault(LabelVault):
             known = self._counting(query_id, place)
             ask.send(known[-1][1] if known else None, None)
         if ask.place is not None:
-            from labeldp.service.engine import sentence
-
             self.assume(*getattr(mechanism, "assumptions", ()), sentence(ask.place, str(self._facts["signer"])))
         return (Lease(lambda: (ask.release, None), 1, (), None, 0),)
 

@@ -35,7 +35,7 @@ from labeldp.core.events import Event, Query, event_to_json
 from labeldp.core.ledger import ONE_LABEL, Budget, Ledger, RowIndex
 from labeldp.core.vault import MechanismError
 from labeldp.results.signing import SigningKey
-from labeldp.service import log, wire
+from labeldp.service import log, logbook, wire
 from labeldp.service.access import Person
 from labeldp.service.served import Choice, Choices, Served
 from labeldp.service.tables import REQUESTS
@@ -102,7 +102,7 @@ class Engine:
     """
 
     def __init__(
-        self, database: Database, served: Sequence[Served], key: SigningKey, witness: log.Witness | None = None
+        self, database: Database, served: Sequence[Served], key: SigningKey, witness: logbook.Witness | None = None
     ) -> None:
         self.database, self.key, self.choices = database, key, Choices()
         self.served = {each.name: each for each in served}
@@ -301,7 +301,7 @@ class Engine:
                 answers.append((job, error))
         for batch in books.values():
             batch.write()
-        places = log.append(self.database, connection, [entry for _, _, entry in new], self.key)
+        places = logbook.append(self.database, connection, [entry for _, _, entry in new], self.key)
         lines = [
             sealed_line(
                 self.database.key, person=job.person.name, id=job.ask.request, dataset=job.ask.dataset,
@@ -379,7 +379,7 @@ class Engine:
                 REQUESTS.c.person == person.name, REQUESTS.c.dataset == dataset
             )
             last = connection.execute(asked.order_by(REQUESTS.c.entry.desc()).limit(1)).first()
-        told = () if last is None else (sentence(log.Place(last.entry, last.hash), self.key.public),)
+        told = () if last is None else (log.sentence(log.Place(last.entry, last.hash), self.key.public),)
         return certify(
             book.ledger.groups(), delta, noise=served.vault.certificate().noise, seeded=served.vault.seeded,
             assumptions=told,
@@ -390,11 +390,6 @@ class Engine:
         book = self.books(dataset).state.own.get(person.spends_as)
         spent = 0.0 if book is None else book.ledger.epsilon(budget.delta)
         return spent if math.isfinite(spent) else budget.epsilon
-
-
-def sentence(place: log.Place, signer: str) -> str:
-    """Return how a certificate names an entry of the log."""
-    return f"A service drew the noise and keeps the labels: entry {place.number} of its log, {place.hash}, by {signer}."
 
 
 def _plan_name(job: _Job) -> str:

@@ -23,12 +23,23 @@ from pyarrow import flight
 from labeldp.budgets.keys import StoreError
 from labeldp.core.events import DiscreteGaussian, GridGaussian, PureDP, event_from_json
 from labeldp.core.ledger import BudgetExceededError
-from labeldp.service import log, wire
-from labeldp.service.access import Access, AccessError, BusyError, Person, RateLimit
+from labeldp.service import logbook, wire
+from labeldp.service.access import Access, Person, RateLimit
 from labeldp.service.engine import Ask, Engine, UnknownRowsError
 from labeldp.service.metrics import Metrics
 from labeldp.service.served import name_of_ids, name_of_rows
-from labeldp.service.wire import WireError, choice, integer, listed, number, optional, parsed, text
+from labeldp.service.wire import (
+    AccessError,
+    BusyError,
+    WireError,
+    choice,
+    integer,
+    listed,
+    number,
+    optional,
+    parsed,
+    text,
+)
 
 _NAME = text(200)
 _ID = text(128)
@@ -224,7 +235,7 @@ class Server(flight.FlightServerBase):
     def _log(self, person: Person, after: int) -> dict[str, Any]:
         if person.role not in ("owner", "auditor"):
             raise AccessError("the log is for owners and auditors; ask the data owner")
-        return {"lines": [line._asdict() for line in log.read(self.engine.database, after)[:10_000]]}
+        return {"lines": [line._asdict() for line in logbook.read(self.engine.database, after)[:10_000]]}
 
     def _metrics(self, person: Person) -> dict[str, Any]:
         if person.role != "owner":

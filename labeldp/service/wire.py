@@ -45,6 +45,14 @@ class WireError(ValueError):
     """A message that is not as declared. One sentence; it quotes settings, which are public, and never data."""
 
 
+class AccessError(ValueError):
+    """Somebody who may not do what they ask for. The sentence does not say what there is."""
+
+
+class BusyError(AccessError):
+    """Somebody who asks too often."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A mechanism in plain values.

@@ -1,5 +1,6 @@
 """Malformed and hostile messages for a service, made from a seed: for the quick test and for the campaign."""
 
+import contextlib
 import json
 import random
 
@@ -96,11 +97,16 @@ class Fuzzer:
     def _spoilt(self, column):
         choose = self._random
         options = [
-            lambda: column[: choose.randrange(len(column))], lambda: np.concatenate([column, column]),
-            lambda: column.astype(np.float64) * np.nan, lambda: column.astype(np.int8), lambda: np.full(column.shape, -1).astype(column.dtype),
-            lambda: np.full(column.shape, 2**62).astype(column.dtype), lambda: column.reshape(-1)[:ROWS].astype(str),
-            lambda: np.full(column.shape, np.inf), lambda: column[:0],
-        ]  # fmt: skip
+            lambda: column[: choose.randrange(len(column))],
+            lambda: np.concatenate([column, column]),
+            lambda: column.astype(np.float64) * np.nan,
+            lambda: column.astype(np.int8),
+            lambda: np.full(column.shape, -1).astype(column.dtype),
+            lambda: np.full(column.shape, 2**62).astype(column.dtype),
+            lambda: column.reshape(-1)[:ROWS].astype(str),
+            lambda: np.full(column.shape, np.inf),
+            lambda: column[:0],
+        ]
         with np.errstate(all="ignore"):
             return choose.choice(options)()
 
@@ -139,19 +145,15 @@ class Fuzzer:
             descriptor = flight.FlightDescriptor.for_command(command)
             writer, reader = self._connection._client.do_exchange(descriptor, self._connection._options)
             try:
-                try:
+                with contextlib.suppress(pa.ArrowException, flight.FlightError):
                     if batch is not None and batch.num_columns:
                         writer.begin(batch.schema)
                         writer.write_batch(batch)
                     writer.done_writing()
-                except (pa.ArrowException, flight.FlightError):
-                    pass
                 return reader.read_chunk().app_metadata.to_pybytes()
             finally:
-                try:
+                with contextlib.suppress(pa.ArrowException, flight.FlightError):
                     writer.close()
-                except (pa.ArrowException, flight.FlightError):
-                    pass
 
         return self._ended(call)
 

@@ -15,7 +15,7 @@ from labeldp.results.signing import SigningKey
 from labeldp.service.access import Access
 from labeldp.service.client import Connection, RemoteVault
 from labeldp.service.engine import Engine
-from labeldp.service.log import Witness
+from labeldp.service.logbook import Witness
 from labeldp.service.served import Served, texts
 from labeldp.service.server import Server
 from labeldp.service.tables import open_service

@@ -7,16 +7,17 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="a service keeps its books in a database")
 
-from sqlalchemy import event  # noqa: E402
+from sqlalchemy import event
 
-from labeldp.budgets.keys import StoreError  # noqa: E402
-from labeldp.core.ledger import Budget  # noqa: E402
-from labeldp.mechanisms.responses import RandomizedResponse  # noqa: E402
-from labeldp.service import access as accesses  # noqa: E402
-from labeldp.service.access import Access, AccessError, BusyError, RateLimit  # noqa: E402
-from labeldp.service.client import read_log  # noqa: E402
-from labeldp.service.server import check_address  # noqa: E402
-from tests.service.servicehelp import NAME, labels, names, service  # noqa: E402
+from labeldp.budgets.keys import StoreError
+from labeldp.core.ledger import Budget
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.service import access as accesses
+from labeldp.service.access import Access, RateLimit
+from labeldp.service.client import read_log
+from labeldp.service.server import check_address
+from labeldp.service.wire import AccessError, BusyError
+from tests.service.servicehelp import NAME, labels, names, service
 
 
 @pytest.fixture(scope="module")

@@ -7,20 +7,20 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="a service keeps its books in a database")
 
-from labeldp.budgets.store import BudgetStore  # noqa: E402
-from labeldp.core.events import PureDP  # noqa: E402
-from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
-from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise  # noqa: E402
-from labeldp.mechanisms.moments import Moments  # noqa: E402
-from labeldp.mechanisms.responses import RandomizedResponse  # noqa: E402
-from labeldp.service import log  # noqa: E402
-from labeldp.service.access import Access  # noqa: E402
-from labeldp.service.audit import problems_of_store  # noqa: E402
-from labeldp.service.client import ServiceError  # noqa: E402
-from labeldp.service.engine import Engine  # noqa: E402
-from labeldp.service.wire import WireError  # noqa: E402
-from tests.service.asking import ask, bound, header  # noqa: E402
-from tests.service.servicehelp import NAME, labels, names, service  # noqa: E402
+from labeldp.budgets.store import BudgetStore
+from labeldp.core.events import PureDP
+from labeldp.core.ledger import Budget, BudgetExceededError
+from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
+from labeldp.mechanisms.moments import Moments
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.service import logbook
+from labeldp.service.access import Access
+from labeldp.service.audit import problems_of_store
+from labeldp.service.client import ServiceError
+from labeldp.service.engine import Engine
+from labeldp.service.wire import WireError
+from tests.service.asking import ask, bound, header
+from tests.service.servicehelp import NAME, labels, names, service
 
 ROWS = 60
 RESPONSES = RandomizedResponse(0.5, 3)
@@ -115,14 +115,14 @@ def test_a_commit_that_fails_leaves_no_trace_and_the_next_one_works(found, monke
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((log, "append", fails) if where == "append" else (Batch, "write", fails)))
+        patch.setattr(*((logbook, "append", fails) if where == "append" else (Batch, "write", fails)))
         with pytest.raises(ServiceError, match="OSError; nothing was charged"):
             remote.release(RESPONSES)
     assert charges(found) == 0
     assert not any(group.queries for group in remote.ledger.groups())
     assert len(remote.release(RESPONSES)) == ROWS
     assert charges(found) == 1
-    assert problems_of_store(found.database, log.read(found.database)) == ()
+    assert problems_of_store(found.database, logbook.read(found.database)) == ()
 
 
 def test_a_refused_query_leaves_no_trace_here_or_there():
@@ -236,7 +236,7 @@ def test_certificates_name_their_entries(found):
 
     remote = found.remote()
     remote.release(RESPONSES)
-    lines = log.read(found.database)
+    lines = logbook.read(found.database)
     entry = f"entry {lines[-1].number} of its log, {lines[-1].hash}, by {found.signer.public}"
     for certificate in (remote.certificate(0.0), remote.service_certificate(0.0)):
         assert entry in certificate.assumptions[-1]

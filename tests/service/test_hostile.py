@@ -7,16 +7,16 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="a service keeps its books in a database")
 
-from labeldp.budgets.store import BudgetStore  # noqa: E402
-from labeldp.core.ledger import BudgetExceededError  # noqa: E402
-from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise  # noqa: E402
-from labeldp.mechanisms.responses import RandomizedResponse  # noqa: E402
-from labeldp.service import log, wire  # noqa: E402
-from labeldp.service.audit import problems_of_store  # noqa: E402
-from labeldp.service.wire import WireError  # noqa: E402
-from tests.service.asking import ask, bound, header  # noqa: E402
-from tests.service.hostile import CLASSES, KINDS, ROWS, WRONG, Fuzzer, changed, mechanisms, places  # noqa: E402
-from tests.service.servicehelp import NAME, labels, service  # noqa: E402
+from labeldp.budgets.store import BudgetStore
+from labeldp.core.ledger import BudgetExceededError
+from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.service import log, logbook, wire
+from labeldp.service.audit import problems_of_store
+from labeldp.service.wire import WireError
+from tests.service.asking import ask, bound, header
+from tests.service.hostile import CLASSES, KINDS, ROWS, WRONG, Fuzzer, changed, mechanisms, places
+from tests.service.servicehelp import NAME, labels, service
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def found():
 
 def in_order(found):
     """Nothing is charged that was not released and logged."""
-    lines = log.read(found.database)
+    lines = logbook.read(found.database)
     assert log.verify(lines, [found.signer.public]) == ()
     assert problems_of_store(found.database, lines) == ()
     return len(BudgetStore.open(found.place, create=False).history(NAME))

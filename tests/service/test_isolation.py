@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="a service keeps its books in a database")
 
-from labeldp.core.vault import LabelVault  # noqa: E402
-from tests.service.servicehelp import NAME, service  # noqa: E402
+from labeldp.core.vault import LabelVault
+from tests.service.servicehelp import NAME, service
 
 ROWS, CLASSES = 3000, 251
 # Consecutive labels that no noise reproduces: 251^-12 times a memory of 2^32 bytes is below 10^-19.

@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="a service keeps its books in a database")
 
-from labeldp.mechanisms.responses import RandomizedResponse  # noqa: E402
-from labeldp.results.signing import SigningKey  # noqa: E402
-from labeldp.service import log  # noqa: E402
-from labeldp.service.audit import problems_of_store  # noqa: E402
-from labeldp.service.log import Witness  # noqa: E402
-from tests.service.servicehelp import labels, service  # noqa: E402
+from labeldp.mechanisms.responses import RandomizedResponse
+from labeldp.results.signing import SigningKey
+from labeldp.service import log, logbook
+from labeldp.service.audit import problems_of_store
+from labeldp.service.logbook import Witness
+from tests.service.servicehelp import labels, service
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +22,8 @@ def found():
         remote = served.remote()
         for epsilon in (0.1, 0.2, 0.3):
             remote.release(RandomizedResponse(epsilon, 3))
-        log.note(served.database, served.signer, kind="note", text="é \u2028 0.1")
-        served.lines = log.read(served.database)
+        logbook.note(served.database, served.signer, kind="note", text="é \u2028 0.1")
+        served.lines = logbook.read(served.database)
         yield served
 
 
@@ -66,7 +66,7 @@ def rewritten(lines, number, **changes):
         (lambda lines, key: [*lines[:-1], lines[-1]._replace(signature="00" * 64)], "signature at entry 4"),
         (lambda lines, key: [*lines[:-1], lines[-1]._replace(signer=key.public)], "signature at entry 4"),
         (lambda lines, key: [*lines[:-1], lines[-1]._replace(signer=key.public,
-                             signature=key.sign(log._message(lines[-1].hash)))], "not a signer that you want"),
+                             signature=key.sign(log.message(lines[-1].hash)))], "not a signer that you want"),
         (lambda lines, key: [lines[0]._replace(entry="[]"), *lines[1:]], "entry 1 was changed"),
         (lambda lines, key: [lines[0]._replace(entry="{"), *lines[1:]], "entry 1 was changed"),
     ],
@@ -106,7 +106,7 @@ def test_tables_that_do_not_match_the_log_are_found_out(statement, match):
         with raw:
             raw.execute(statement)
         raw.close()
-        assert match in problems_of_store(found.database, log.read(found.database))[0]
+        assert match in problems_of_store(found.database, logbook.read(found.database))[0]
 
 
 def test_an_older_copy_of_the_store_is_noticed():
@@ -120,7 +120,7 @@ def test_an_older_copy_of_the_store_is_noticed():
         shutil.copy(found.folder / "backup.db", found.place)
         assert "shorter than it was: the witness witness has seen entry 2" in witness.problem(found.database)
         # A log that grew to the same length on the older copy is another one.
-        log.note(found.database, found.signer, kind="opened")
+        logbook.note(found.database, found.signer, kind="opened")
         assert "is another one" in witness.problem(found.database)
         (found.folder / "witness").write_text("?")
         assert "cannot be read" in witness.problem(found.database)
