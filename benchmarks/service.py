@@ -101,6 +101,7 @@ def peak(pid: int) -> float:
 
 
 def main() -> None:
+    """Measure, or be one of the processes that are measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("rows", 1_000_000), ("features", 256), ("responses", 10_000_000), ("repeats", 3),
                         ("clients", 4), ("threads", 16)):  # fmt: skip
@@ -129,6 +130,7 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace, address: str, token: str, pid: int) -> None:
+    """Measure small requests, a moment and responses."""
     from labeldp.service.client import RemoteVault
 
     def remote(dataset: str, rows: int) -> RemoteVault:
@@ -146,10 +148,8 @@ def measure(given: argparse.Namespace, address: str, token: str, pid: int) -> No
         remote("few", given.rows // 10).release(moment(given.rows // 10))
         few = peak(pid)
         here, there = LabelVault(labels(given.rows), CLASSES), remote("rows", given.rows)
-        contest = {
-            "service": lambda: there.release(moment(given.rows)),
-            "here": lambda: here.release(moment(given.rows)),
-        }
+        ask = moment(given.rows)
+        contest = {"service": lambda: there.release(ask), "here": lambda: here.release(ask)}
         print(f"a moment of {given.rows:,} × {given.features}")
         show_rates(rates(contest, given.rows, given.repeats), "rows/s", given.json, features=given.features)
         print(f"peak memory of the service: {before:.0f} MB at first, {few:.0f} MB after {given.rows // 10:,} rows, "

@@ -5,8 +5,8 @@
 
 So a signature covers all entries up to its own. Whoever changes, drops or inserts one without the key is found out by
 `verify`. A log that was cut off at the end is shorter than what certificates name, and than the witness beside the
-store says (`labeldp.service.logbook`). Entries hold no label, no prior, no token: who asked which data set what, at what price, and the
-hash of what was released.
+store says (`labeldp.service.logbook`). Entries hold no label, no prior, no token: who asked which data set what, at
+what price, and the hash of what was released.
 """
 
 from __future__ import annotations

@@ -38,9 +38,13 @@ def charges(found):
 
 @pytest.mark.parametrize(
     "mechanism",
-    [RESPONSES, GroupCounts(np.arange(ROWS) % 4, 4, 3, LaplaceNoise(0.5)), Moments(np.ones((ROWS, 2)), 3, LaplaceNoise(0.5), 2.0)],
+    [
+        RESPONSES,
+        GroupCounts(np.arange(ROWS) % 4, 4, 3, LaplaceNoise(0.5)),
+        Moments(np.ones((ROWS, 2)), 3, LaplaceNoise(0.5), 2.0),
+    ],
     ids=["responses", "counts", "moments"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("told", [False, True], ids=["unaware", "told"])
 def test_the_same_request_returns_what_was_released_and_charges_nothing(found, mechanism, told):
     connection = found.connection()

@@ -30,13 +30,8 @@ def found():
 def test_a_log_holds_and_names_what_was_asked(found):
     assert log.verify(found.lines, [found.signer.public]) == ()
     entry = json.loads(found.lines[0].entry)
-    assert (entry["kind"], entry["who"], entry["verb"], entry["rows"], entry["charge"]) == (
-        "release",
-        "ann",
-        "responses",
-        60,
-        1,
-    )
+    said = [entry[name] for name in ("kind", "who", "verb", "rows", "charge")]
+    assert said == ["release", "ann", "responses", 60, 1]
     assert problems_of_store(found.database, found.lines) == ()
 
 
