@@ -27,7 +27,7 @@ from labeldp.core.certificate import Certificate
 from labeldp.core.certificate import parse as read_certificate
 from labeldp.core.events import Event, event_to_json
 from labeldp.core.ledger import Budget, BudgetExceededError, Charged, Unit
-from labeldp.core.protocols import LeaseCounter
+from labeldp.core.protocols import LeaseCounter, LedgerStore
 from labeldp.core.vault import LabelVault, Lease, Mechanism
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.service import wire
@@ -334,7 +334,7 @@ class RemoteVault(LabelVault):
         noise: Any = _Noise(str(facts["noise"]), 0 if facts["seeded"] else None)
         # In place of labels: the numbers of rows.
         LabelVault.__init__(self, np.arange(len(known)), max(1, len(known)), budget, store=account, rng=noise)
-        self._num_classes = int(facts["num_classes"])
+        self._num_classes, self._places = int(facts["num_classes"]), np.arange(len(known))
         self._facts, self._connection, self._account = facts, connection, account
 
     def __repr__(self) -> str:
@@ -381,7 +381,7 @@ class RemoteVault(LabelVault):
         charges = self._charges(mechanism, 1, index)
         query_id = None if counter is None else counter.query_id
         request = secrets.token_hex(16) if query_id is None else query_id
-        ask = _Ask(self._account, mechanism, self._chosen(index), request)
+        ask = _Ask(self._account, mechanism, self._places if index is None else self._places[index], request)
         if counter is not None:
             self._bind(counter, charges, 1, index, [len(self)])
         with self._account.asking(ask):
@@ -393,6 +393,12 @@ class RemoteVault(LabelVault):
         if ask.place is not None:
             self.assume(*getattr(mechanism, "assumptions", ()), sentence(ask.place, str(self._facts["signer"])))
         return (Lease(lambda: (ask.release, None), 1, (), None, 0),)
+
+    def part(self, rows: Rows = None, budget: Budget | None = None, *, store: LedgerStore | None = None) -> Self:
+        """Return a vault of some rows, as `LabelVault.part` does."""
+        part, index = super().part(rows, budget, store=store), self._checked_rows(rows)
+        part._places = self._places if index is None else self._places[index]
+        return part
 
     def plan(self, queries: Sequence[tuple[Event, int, Rows]], *, query_id: str | None = None) -> Self:
         """Return a vault that can draw these queries, as `LabelVault.plan` does; each at most once."""

@@ -28,7 +28,7 @@ import numpy as np
 from labeldp.budgets.batch import Batch, Book, State
 from labeldp.budgets.ids import Charge
 from labeldp.budgets.keys import StoreError
-from labeldp.budgets.tables import Database, sa, sealed_line, tampered, whole_line
+from labeldp.budgets.tables import Database, describe, refuse_change, sa, sealed_line, tampered, whole_line
 from labeldp.core.accountant import epsilon as epsilon_of
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import Event, Query, event_to_json
@@ -117,13 +117,10 @@ class Engine:
         self._thread.start()
 
     def _check_served(self, batch: Batch, served: Served) -> None:
-        dataset, vault = batch.dataset, served.vault
-        if dataset.bound or dataset.grouping:
-            raise StoreError(f"{served.name!r} has a budget by ids or users; a service needs one made without --id")
-        if (dataset.num_rows, dataset.num_classes) != (len(vault), vault.num_classes) or (
-            dataset.fingerprint != vault.fingerprint(self.database.key.secret)
-        ):
-            raise StoreError(f"the budget of {served.name!r} is about other labels; name the table it was made with")
+        # The same name, labels, classes and unit as the budget was made with.
+        refuse_change(
+            batch.dataset, describe(self.database.key, served.name, served.vault, batch.dataset.budget, None)[0]
+        )
         self._states[served.name] = batch.state
 
     def close(self) -> None:

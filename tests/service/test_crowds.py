@@ -64,4 +64,5 @@ def survived(where, folder, kills, seed):
     # Every release that somebody saw is kept, and is the only one that was ever seen for its id.
     assert all(digests == {kept[f"request-{number}"]} for number, digests in found.items())
     assert charges == len(kept)
+    assert len(found) > kills // 2
     return {"killed": killed, "requests": len(kept), "seen": len(found), "charges": charges}

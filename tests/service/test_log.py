@@ -51,7 +51,7 @@ def rewritten(lines, number, **changes):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda lines, key: [lines[0]._replace(entry=lines[0].entry.replace("0.1", "0.01")), *lines[1:]], "entry 1 was changed"),
+        (lambda lines, key: [lines[0]._replace(entry=lines[0].entry.replace("0.1", "0.01"))], "entry 1 was changed"),
         (lambda lines, key: rewritten(lines, 1, rows=1), "signature at entry 1"),
         (lambda lines, key: [lines[0]._replace(signature="", signer=""), *rewritten(lines, 1, rows=1)[1:]], None),
         (lambda lines, key: lines[1:], "entry 1 was changed"),
