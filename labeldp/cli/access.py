@@ -181,14 +181,27 @@ def verify(file: Path | None, signer: tuple[str, ...], where: str, key: Path | N
 
 @logs.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--vault", metavar="ADDRESS", help="Fetch it from a service, as an auditor or owner, with --token.")
+@click.option("--token", envvar="LABELDP_TOKEN", show_envvar=True, help="Of labeldp access token.")
+@click.option("--root-certs", type=click.Path(path_type=Path), help="PEM of who signed the service's certificate.")
 @with_store
-def export(file: Path, where: str, key: Path | None) -> None:
+def export(
+    file: Path, vault: str | None, token: str | None, root_certs: Path | None, where: str, key: Path | None
+) -> None:
     """Write the log to FILE, for those who have no access to the store; labeldp log verify FILE reads it."""
-    from labeldp.service import log, logbook
+    from labeldp.service import log
 
     if file.exists():
         raise OptionError(f"{str(file)!r} exists already and is never overwritten; choose another name")
-    lines = logbook.read(_opened(where, key)[0])
+    if vault is not None:
+        from labeldp.service.client import Connection, read_log
+
+        certs = None if root_certs is None else root_certs.read_bytes()
+        lines = read_log(Connection(vault, token or "", certs))
+    else:
+        from labeldp.service import logbook
+
+        lines = logbook.read(_opened(where, key)[0])
     log.write(file, lines)
     click.echo(f"{file}: {len(lines)} entries")
 
@@ -213,6 +226,10 @@ def _opened(where: str, key: Path | None) -> tuple[Database, Access]:
 
 
 def _note(database: Database, where: str, given: Path | None, **entry: Any) -> None:
+    """Leave an entry in the log, and let the witness beside the store see it, where there is one."""
     from labeldp.service import logbook
 
-    logbook.note(database, log_key(where, given), **entry)
+    place = logbook.note(database, log_key(where, given), **entry)
+    witness = logbook.Witness(Path(f"{Path(where).expanduser()}.witness"))
+    if "://" not in where and witness.path.exists():
+        witness.note(place)

@@ -149,8 +149,7 @@ class Engine:
             parts: gives its columns, in parts of the rows, and adds what it reads to a digest.
         """
         served, chosen = self.served[ask.dataset], self.choice(ask.dataset, ask.rows)
-        if wire.release_bytes(ask.verb, ask.settings, chosen.count) > wire.MOST_BYTES:
-            raise WireError(f"the release would have more than {wire.MOST_BYTES >> 20} MiB; ask for parts of the rows")
+        wire.check_size(ask.verb, ask.settings, chosen.count, served.vault.num_classes)
         with self._alone(person.name, ask.request) as repeated:
             digest = hashlib.sha256(_canonical([ask.dataset, ask.rows, ask.verb, ask.given, ask.plan_id]))
             arriving = parts(digest)

@@ -78,6 +78,8 @@ EXCHANGES: Mapping[str, Mapping[str, wire.Check]] = {
 }  # fmt: skip
 _ANY = {name: (lambda _name, value: value) for fields in EXCHANGES.values() for name in fields}
 _IDS = pa.schema([pa.field("id", pa.large_string(), nullable=False)])
+# Bytes that an id may have, on average.
+_ID_BYTES = 256
 _ROWS = wire.arrow_schema({"row": ("int64", None)})
 # Kinds of refusals, by which a client knows what to raise.
 KINDS: tuple[tuple[type[Exception], str], ...] = (
@@ -251,8 +253,11 @@ class Server(flight.FlightServerBase):
 
     def _bind(self, person: Person, dataset: str, reader: Any) -> dict[str, Any]:
         self.access.allowance(person, dataset)
-        served, parts, sent = self._served(dataset), [], 0
+        served, parts, sent, size = self._served(dataset), [], 0, 0
         for batch in _batches(reader):
+            size += batch.nbytes
+            if size > _ID_BYTES * (len(served.vault) + 1):
+                raise WireError(f"ids have more than {_ID_BYTES} bytes each; send those of the data set")
             if not batch.schema.equals(_IDS) or batch.column(0).null_count:
                 raise WireError("the ids are not one column 'id' of large texts without gaps; send that")
             sent += batch.num_rows

@@ -37,8 +37,8 @@ Check = Callable[[str, Any], Any]
 
 # Classes, groups, levels and candidates that a query may name: their product with classes is what a release holds.
 MOST_CLASSES, MOST_CELLS, MOST_WIDTH = 1 << 16, 1 << 26, 1 << 16
-# Bytes of one release, which is kept whole.
-MOST_BYTES = 1 << 29
+# Bytes of one release, which is kept whole, and of columns that have to be gathered before it is drawn.
+MOST_BYTES, MOST_GATHERED = 1 << 29, 1 << 32
 
 
 class WireError(ValueError):
@@ -256,6 +256,19 @@ def declared_columns(verb: str, settings: Settings) -> dict[str, tuple[str, int 
         case "moments":
             return {FEATURES: (settings["kind"], settings["width"])}
     return {}
+
+
+def check_size(verb: str, settings: Settings, num_rows: int, num_classes: int) -> None:
+    """Raise WireError, before anything is read or made, for other classes than the data's or too much at once."""
+    given = settings.get("num_classes", settings.get("num_levels", len(settings.get("bins", ()))))
+    if verb != "best" and given != num_classes:
+        raise WireError(f"num_classes is {given} in the query and {num_classes} in the data; make it equal")
+    if release_bytes(verb, settings, num_rows) > MOST_BYTES:
+        raise WireError(f"the release would have more than {MOST_BYTES >> 20} MiB; ask for parts of the rows")
+    columns = declared_columns(verb, settings)
+    wide = sum(np.dtype(kind).itemsize * (width or 1) for name, (kind, width) in columns.items() if name != FEATURES)
+    if num_rows * wide > MOST_GATHERED:
+        raise WireError(f"the columns would have more than {MOST_GATHERED >> 20} MiB; ask for parts of the rows")
 
 
 def release_bytes(verb: str, settings: Settings, num_rows: int) -> int:

@@ -107,6 +107,12 @@ def test_too_much_at_once_is_refused(found, monkeypatch):
     told, _ = header(found.named, RandomizedResponse(0.1, CLASSES))
     with pytest.raises(WireError, match="ask for parts"):
         ask(found.direct, told)
+    monkeypatch.undo()
+    monkeypatch.setattr(wire, "MOST_GATHERED", 50)
+    told, columns = header(found.named, GroupCounts(np.arange(ROWS) % 2, 2, CLASSES, LaplaceNoise(0.1)))
+    with pytest.raises(WireError, match="columns would have more"):
+        ask(found.direct, told, columns)
+    monkeypatch.undo()
     monkeypatch.setattr(found.server, "_most_bytes", 100)
     told, columns = header(found.named, GroupCounts(np.arange(ROWS) % 2, 2, CLASSES, LaplaceNoise(0.1)))
     with pytest.raises(WireError):
