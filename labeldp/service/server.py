@@ -13,6 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -309,26 +310,30 @@ class Server(flight.FlightServerBase):
     def _columns(self, schema: pa.Schema, reader: Any, digest: Any) -> Iterator[dict[str, Any]]:
         """Yield columns as they arrive, and add all of them to the digest at the end, however they were cut.
 
-        Features are many: of them a check sum, by which an analyst's mistake is found. Nothing rests on it.
+        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it. It is
+        computed beside the query that reads them.
         """
         sums = {name: hashlib.sha256() for name in schema.names if name != wire.FEATURES}
-        features = sent = rows = 0
-        for batch in _batches(reader):
-            sent += batch.nbytes
-            if sent > self._most_bytes:
-                raise WireError(
-                    f"more than {self._most_bytes} bytes were sent in one call; ask about parts of the rows"
-                )
-            columns = wire.from_batch(schema, batch)
-            rows += batch.num_rows
-            for name, column in columns.items():
-                data = column.reshape(-1).view(np.uint8).data if column.size else memoryview(b"")
-                if name == wire.FEATURES:
-                    features = zlib.crc32(data, features)
-                else:
-                    sums[name].update(data)
-            yield columns
-        digest.update(f"{rows} {features} {[(name, one.hexdigest()) for name, one in sums.items()]}".encode())
+        sent = rows = 0
+        with ThreadPoolExecutor(1) as beside:
+            features = beside.submit(int)
+            for batch in _batches(reader):
+                sent += batch.nbytes
+                if sent > self._most_bytes:
+                    raise WireError(
+                        f"more than {self._most_bytes} bytes were sent in one call; ask about parts of them"
+                    )
+                columns = wire.from_batch(schema, batch)
+                rows += batch.num_rows
+                for name, column in columns.items():
+                    data = column.reshape(-1).view(np.uint8).data if column.size else memoryview(b"")
+                    if name == wire.FEATURES:
+                        features = beside.submit(zlib.crc32, data, features.result())
+                    else:
+                        sums[name].update(data)
+                yield columns
+            found = [(name, one.hexdigest()) for name, one in sums.items()]
+            digest.update(f"{rows} {features.result()} {found}".encode())
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
