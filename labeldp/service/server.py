@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,7 @@ class Server(flight.FlightServerBase):
         self._limit, self._most_bytes = limit or RateLimit(5000.0, 10_000), most_bytes
         # Strangers share a bucket: guessing tokens is slow for all of them together.
         self._strangers = RateLimit(50.0, 200)
+        self._beside = ThreadPoolExecutor(4, "labeldp-sums")
         self._open, self._closing, self._idle = 0, False, threading.Condition()
         super().__init__(
             listen, middleware={"token": _Tokens()}, tls_certificates=None if tls is None else [tls],
@@ -314,26 +315,26 @@ class Server(flight.FlightServerBase):
         computed beside the query that reads them.
         """
         sums = {name: hashlib.sha256() for name in schema.names if name != wire.FEATURES}
+        features: Future[int] | None = None
         sent = rows = 0
-        with ThreadPoolExecutor(1) as beside:
-            features = beside.submit(int)
-            for batch in _batches(reader):
-                sent += batch.nbytes
-                if sent > self._most_bytes:
-                    raise WireError(
-                        f"more than {self._most_bytes} bytes were sent in one call; ask about parts of them"
-                    )
-                columns = wire.from_batch(schema, batch)
-                rows += batch.num_rows
-                for name, column in columns.items():
-                    data = column.reshape(-1).view(np.uint8).data if column.size else memoryview(b"")
-                    if name == wire.FEATURES:
-                        features = beside.submit(zlib.crc32, data, features.result())
-                    else:
-                        sums[name].update(data)
-                yield columns
-            found = [(name, one.hexdigest()) for name, one in sums.items()]
-            digest.update(f"{rows} {features.result()} {found}".encode())
+        for batch in _batches(reader):
+            sent += batch.nbytes
+            if sent > self._most_bytes:
+                raise WireError(
+                    f"more than {self._most_bytes} bytes were sent in one call; ask about parts of the rows"
+                )
+            columns = wire.from_batch(schema, batch)
+            rows += batch.num_rows
+            for name, column in columns.items():
+                data = column.reshape(-1).view(np.uint8).data if column.size else memoryview(b"")
+                if name == wire.FEATURES:
+                    before = 0 if features is None else features.result()
+                    features = self._beside.submit(zlib.crc32, data, before)
+                else:
+                    sums[name].update(data)
+            yield columns
+        found = [(name, one.hexdigest()) for name, one in sums.items()]
+        digest.update(f"{rows} {0 if features is None else features.result()} {found}".encode())
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
