@@ -47,15 +47,24 @@ class Book:
     ledger: Ledger
     at_most: Fraction | None = Fraction(0)
 
+    def sum_with(self, plan: Plan) -> Fraction | None:
+        """Return the plain sum after one more plan; None if something in it has no ε."""
+        total = self.at_most
+        for each in plan:
+            if total is None or not isinstance(each.event, PureDP) or not math.isfinite(each.event.epsilon):
+                return None
+            total += Fraction(each.event.epsilon) * each.times
+        return total
+
     def charged(self, plan: Plan) -> Book:
         """Return the book after one plan."""
-        costs = [
-            Fraction(each.event.epsilon) * each.times
-            for each in plan
-            if isinstance(each.event, PureDP) and math.isfinite(each.event.epsilon)
-        ]
-        plain = self.at_most is not None and len(costs) == len(plan)
-        return Book(self.ledger.charge_plan(plan), sum(costs, self.at_most or Fraction(0)) if plain else None)
+        return Book(self.ledger.charge_plan(plan), self.sum_with(plan))
+
+    def check_with(self, plan: Plan, budget: Budget, unit: Unit) -> None:
+        """Raise BudgetExceededError where one more plan would cost some row more than the budget."""
+        total = self.sum_with(plan)
+        if total is None or total > Fraction(budget.epsilon):
+            self.charged(plan).check(budget, unit)
 
     def extended(self, num_rows: int) -> Book:
         """Return the book with more rows, which have met nothing."""

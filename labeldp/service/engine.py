@@ -216,8 +216,9 @@ class Engine:
     def _check_affordable(self, person: Person, budget: Budget, ask: Ask, plan: list[Charge]) -> None:
         """Refuse before anything is drawn what cannot be paid for, as far as this process knows."""
         if ask.plan_id is None and not ask.again:
-            after = self._states[ask.dataset].charged(plan, person.spends_as, 0, "")
-            after.own[person.spends_as].check(budget, ONE_LABEL)
+            book = self._states[ask.dataset].own.get(person.spends_as)
+            book = book or Book(Ledger(len(self.served[ask.dataset].vault)))
+            book.check_with(plan, budget, ONE_LABEL)
 
     def _line(self, person: Person, ask: Ask) -> sa.RowMapping | None:
         with self.database.reading() as connection:

@@ -77,7 +77,7 @@ EXCHANGES: Mapping[str, Mapping[str, wire.Check]] = {
         "again": wire.flag,
     },
 }  # fmt: skip
-_ANY = {name: (lambda _name, value: value) for fields in EXCHANGES.values() for name in fields}
+_DO, _EXCHANGES = choice(*EXCHANGES), {do: wire.fields(declared) for do, declared in EXCHANGES.items()}
 _IDS = pa.schema([pa.field("id", pa.large_string(), nullable=False)])
 # Bytes that an id may have, on average.
 _ID_BYTES = 256
@@ -164,8 +164,9 @@ class Server(flight.FlightServerBase):
         command = descriptor.command
         if command is None:
             raise WireError("the call has no command; use RemoteVault, or see docs/service.md")
-        do = choice(*EXCHANGES)("do", parsed(command, _ANY)["do"])
-        given = parsed(command, EXCHANGES[do])
+        message = wire.loaded(command)
+        do = _DO("do", message.get("do") if isinstance(message, dict) else None)
+        given = _EXCHANGES[do]("", message)
         fields |= {"call": do, "dataset": given["dataset"]}
         answer: dict[str, Any]
         if do == "bind":

@@ -172,15 +172,19 @@ def fields(declared: Mapping[str, Check]) -> Check:
 
 def parsed(message: bytes | memoryview, declared: Mapping[str, Check], most: int = 1 << 24) -> Settings:
     """Return the fields of a JSON message that has exactly the declared ones; WireError otherwise."""
+    return fields(declared)("", loaded(message, most))
+
+
+def loaded(message: bytes | memoryview, most: int = 1 << 24) -> Any:
+    """Return the value of a JSON message, unchecked but for what JSON allows and this library does not."""
     if len(message) > most:
         raise WireError(f"the message has {len(message)} bytes, more than {most}; send less at once")
     try:
-        found: Any = json.loads(bytes(message).decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+        return json.loads(bytes(message).decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
     except WireError:
         raise
     except (ValueError, RecursionError):
         raise WireError("the message is not JSON; use RemoteVault, or see docs/service.md") from None
-    return fields(declared)("", found)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Settings:
