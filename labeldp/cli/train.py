@@ -229,7 +229,9 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
                 data, epsilon, delta=delta, method=method, device=device, seed=seed, store=paid_by,
                 note=f"train {out.name}", report=report, folder=folder, holdout=holdout, weights=weights,
             )  # fmt: skip
-        run = {**option_values(ctx, without=("out", "quiet", "json", "dry-run", "token")), "epsilon": epsilon}
+        # What kind of label it is, the service says.
+        told = ("out", "quiet", "json", "dry-run", "token", *(("task",) if vault is not None else ()))
+        run = {**option_values(ctx, without=told), "epsilon": epsilon}
         result = training.result_of(data, model, epsilon, delta, run)
         written = draft.write(result, signer)
     if as_json:

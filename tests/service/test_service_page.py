@@ -121,6 +121,42 @@ def test_an_owner_from_start_to_stop(place):
     assert "An older copy of the store was put in its place" in refused.stderr
 
 
+@pytest.mark.slow
+def test_numbers_are_trained_on_and_a_killed_run_goes_on(place, monkeypatch):
+    """The same folder after a kill: one charge, and the config of the result says nothing that is not so."""
+    pytest.importorskip("sklearn", reason="labeldp train needs scikit-learn")
+    rents = np.linspace(0, 100, 300)
+    pq.write_table(pa.table({"id": np.arange(300), "rent": rents}), place / "flats.parquet")
+    pq.write_table(pa.table({"id": np.arange(300)[::-1], "size": rents[::-1] / 2}), place / "rooms.parquet")
+    address = f"grpc+unix://{place}/s"
+    serve = "labeldp serve flats.parquet --id id --label rent --range 0 100 --epsilon 3 --store budgets.db --listen "
+    serve += address
+    owner = Owner(serve, place, place / "s")
+    store = ("--store", "budgets.db")
+    labeldp("access", "add", "ann", "--role", "analyst", *store, cwd=place, check=0)
+    labeldp("access", "grant", "ann", "flats", "--epsilon", "1", *store, cwd=place, check=0)
+    monkeypatch.setenv("LABELDP_TOKEN", labeldp("access", "token", "ann", *store, cwd=place, check=0).stdout.strip())
+    train = ("train", "rooms.parquet", "--vault", address, "--dataset", "flats", "--id", "id", "--epsilon", "1",
+             "--holdout", "0", "--out", "model", "--method", "binned_regression")  # fmt: skip
+    from labeldp.recipes import kept
+
+    real = kept.save
+
+    def killed(file, release, note):
+        # Released and charged, and gone before it is kept here.
+        real(file, release, note)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "save", killed)
+        assert labeldp(*train, cwd=place).returncode == 2
+    labeldp(*train, cwd=place, check=0)
+    assert "the certificate holds" in labeldp("verify", "model", cwd=place, check=0).stdout
+    history = labeldp("budget", "history", "flats", *store, cwd=place, check=0).stdout
+    assert len(history.splitlines()) == 2
+    owner.stop()
+
+
 def test_the_files_for_operations_name_commands_that_exist():
     page = text("service")
     assert [name for name in re.findall(r"`(deploy/[\w.]+)`", page) if not (ROOT / name).exists()] == []

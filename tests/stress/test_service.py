@@ -20,12 +20,13 @@ from tests.service.servicehelp import NAME, labels, service
 from tests.service.test_crowds import overspent, survived
 
 pytestmark = pytest.mark.stress
+SEED = int(os.environ.get("LABELDP_SEED", "0"))
 
 
 def test_ten_thousand_hostile_messages():
     with service(labels(ROWS, CLASSES)[0]) as found:
         connection = found.connection()
-        fuzzer = Fuzzer(connection, bound(connection, ROWS), seed=int(os.environ.get("LABELDP_SEED", "0")))
+        fuzzer = Fuzzer(connection, bound(connection, ROWS), seed=SEED)
         outcomes = Counter(fuzzer.send()[0] for _ in range(10_000))
         print(dict(outcomes))
         assert set(outcomes) <= {*KINDS, "ok"}
@@ -39,4 +40,4 @@ def test_a_hundred_clients_race_for_one_budget(place, tmp_path):  # noqa: F811
 
 
 def test_processes_that_are_killed(tmp_path):
-    print(survived(tmp_path / "budgets.db", tmp_path, int(os.environ.get("LABELDP_KILLS", "500")), seed=0))
+    print(survived(tmp_path / "budgets.db", tmp_path, int(os.environ.get("LABELDP_KILLS", "500")), SEED))
