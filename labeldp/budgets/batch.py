@@ -24,11 +24,11 @@ from labeldp.budgets.tables import (
     Database,
     DataSet,
     charge_line,
-    charge_of,
     dataset_line,
     now,
     read_charge,
     read_dataset,
+    recorded_charge,
     sa,
     tampered,
 )
@@ -162,7 +162,7 @@ class Batch:
             if line["who"] != who:
                 raise StoreError(f"the plan {query_id!r} is not yours; give yours an id of its own")
             # Its seal was checked when it was replayed, or made a moment ago.
-            charge = charge_of(line, self.dataset.units)
+            charge = recorded_charge(line, self.dataset.units)
             found.append((int(line["number"]), charge))
         return found
 
