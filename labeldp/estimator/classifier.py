@@ -14,16 +14,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from labeldp.core.vault import LabelVault
-from labeldp.data.columns import comes_in_parts, parts_of
 from labeldp.data.door import open_labels, seal_classes, seal_or_take
 from labeldp.data.released import ReleasedLabels
 from labeldp.estimator import spending
-from labeldp.estimator.base import ROWS_AT_ONCE, LabelDPEstimator
-from labeldp.estimator.serialise import HeadPredictor, plain
+from labeldp.estimator.base import LabelDPEstimator
+from labeldp.estimator.serialise import plain
 from labeldp.features.extract import Extractor
-from labeldp.features.tables import Coder, TableMap
 from labeldp.learning.progress import Report
-from labeldp.recipes.catalogue import AUTO, BY_KEY
+from labeldp.recipes.catalogue import AUTO
 from labeldp.recipes.holdout import released, score_query
 from labeldp.results.evaluation import Evaluation, evaluate_classes
 
@@ -128,17 +126,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return P(class | row), (n, K), in the order of `classes_`; weighted, and normed again, by `class_weight`."""
         check_is_fitted(self)
-        head, found, network = self._predictor, self._map, BY_KEY[self.method_].network
-        many = comes_in_parts(X) and len(X) > ROWS_AT_ONCE
-        logits = []
-        for part in parts_of(X, ROWS_AT_ONCE) if many else [X]:
-            read = self._read(part, reset=False)
-            if many and isinstance(head, HeadPredictor) and isinstance(found, TableMap) and found.scaling is None:
-                logits.append(head.logits_of_coded(Coder(found).coded([read])))
-            else:
-                seen, shown = self._encode(read)
-                logits.append(head.logits(shown if network else seen))
-        together = torch.cat(logits).double().cpu() + torch.from_numpy(log_weights(self.class_weight, self.classes_))
+        together = self._logits(X).double().cpu() + torch.from_numpy(log_weights(self.class_weight, self.classes_))
         return torch.softmax(together, dim=1).numpy()
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labeldp.audit.result import AuditResult
-from labeldp.choosing.choice import Choice, choose
+from labeldp.choosing.choice import DEVICES, Choice, choose
 from labeldp.core.certificate import Certificate
 from labeldp.recipes.worth import Case
 from labeldp.results.card import Story, is_number
@@ -94,7 +94,8 @@ class Facts:
     @property
     def case(self) -> Case:
         """The learning problem by its public numbers."""
-        return Case(self.story.rows, self.classes or 2, self.width, self.modality, self.story.delta)
+        rows = self.story.rows if self.choice is None else self.choice.problem["num_rows"]
+        return Case(rows, self.classes or 2, self.width, self.modality, self.story.delta)
 
 
 def gather(
@@ -129,10 +130,12 @@ def gather(
         width = math.prod(int(size) for size in story.features[0].removesuffix(" pixels").split(" × "))
     elif "head.mean" in result.tensors:
         width = int(result.tensors["head.mean"].shape[0])
-    choice = None
+    own, choice = evaluation_of(result.metrics), None
     if story.classes is not None:
-        problem = {"feature_dim": width, "modality": modality, "device": DEVICE}
-        choice = choose(story.rows, len(story.classes), story.epsilon, story.delta, **problem)
+        problem = {"num_rows": story.rows - (own.rows if own else 0), "feature_dim": width, "modality": modality}
+        problem |= _chosen_for(result.metrics.get("chosen_for"))
+        choice = choose(num_classes=len(story.classes), epsilon=story.epsilon, delta=story.delta, **problem)
+        width = choice.problem["feature_dim"]
     bound, audited = _audit(folder, audit)
     verdict = check(folder)
     return Facts(
@@ -140,8 +143,7 @@ def gather(
         files={name: str(hashes[name]) for name in FILES if name in hashes}, problems=verdict.problems,
         signer="" if verdict.signature is None else verdict.signature.signer,
         choice=choice, width=width, audit=bound, audited=audited,
-        beside=tuple(_measured(Path(one), story) for one in beside), non_private=known,
-        evaluation=evaluation_of(result.metrics),
+        beside=tuple(_measured(Path(one), story) for one in beside), non_private=known, evaluation=own,
     )  # fmt: skip
 
 
@@ -155,6 +157,14 @@ def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
         named = values.items() if isinstance(values, Mapping) else ()
         found[part] = {str(name): value for name, value in named if is_number(value)}
     return found
+
+
+def _chosen_for(kept: Any) -> dict[str, Any]:
+    """Return what a run was chosen for, of values that may be a stranger's; nothing of what cannot be."""
+    given: Mapping[str, Any] = kept if isinstance(kept, Mapping) else {}
+    counts = {name: given.get(name) for name in ("num_rows", "feature_dim")}
+    found: dict[str, Any] = {name: one for name, one in counts.items() if type(one) is int and 0 < one < 1 << 53}
+    return found | {name: given[name] for name in ("device",) if given.get(name) in DEVICES}
 
 
 def _modality(story: Story) -> str:
