@@ -127,7 +127,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             users: whose each row is, public. (ε, δ) then covers all labels of a user together, for methods that can do
                 so.
             sample_weight: how much each row counts, public: a row is kept with probability weight / largest weight,
-                by a public coin, and the others are never asked; see `labeldp.estimator.weights`. Weights that are
+                by public chance, and the others are never asked; see `labeldp.estimator.weights`. Weights that are
                 computed from labels would be a query that nobody paid for.
         """
         vault = self._sealed(y, users)
@@ -195,8 +195,9 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         return super()._checked_method()
 
     def _own_parts(self) -> dict[str, Any]:
-        weights = np.exp(log_weights(self.class_weight, self.classes_))
-        return {"classes": plain(self.classes_), **({} if self.class_weight is None else {"weights": plain(weights)})}
+        classes, weights = plain(self.classes_), self.class_weight
+        listed = {} if weights is None else {"weights": [float(weights.get(name, 1.0)) for name in classes]}
+        return {"classes": classes, **listed}
 
     @classmethod
     def _from_own_parts(cls, config: dict[str, Any], device: Any) -> LabelDPClassifier:

@@ -1,8 +1,9 @@
-"""Weigh rows and classes by public weights: rows by a coin before any label is used, classes after all queries.
+"""Weigh rows and classes by public weights: rows by a draw before any label is used, classes after all queries.
 
-Rows. Row i is kept with probability w_i / max w, by a public coin, and the fit is to the rows that were kept. Whatever
-is summed over rows is then, in the mean, Σ_i w_i·(…) / max w: the weighted fit, for every recipe. No label is used for
-it, a row that is kept pays what it would pay without weights, and another pays nothing.
+Rows. Row i is kept with probability w_i / max w, by public chance, and the fit is to the rows that were kept. Rows are
+drawn by systematic sampling (Madow 1949) in a random order, so that always Σ_i w_i / max w of them are kept, rounded up
+or down. Whatever is summed over rows is then, in the mean, Σ_i w_i·(…) / max w: the weighted fit, for every recipe. No
+label is used for it, a row that is kept pays what it would pay without weights, and another pays nothing.
 
 A weight inside the query would be no better where noise is what matters. The weighted moment Σ_i w_i·onehot(y_i) ⊗ φ_i
 moves by √2·max w·|φ| when a label is replaced, so its noise grows by max w: it knows as much as a moment of
@@ -42,17 +43,22 @@ def rows_kept(sample_weight: Any, rows: int, seed: int) -> npt.NDArray[np.intp] 
     except (TypeError, ValueError):
         raise ValueError(f"sample_weight has type {weights.dtype}; give numbers, 0 or more") from None
     if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
-        raise ValueError("sample_weight must be finite numbers, none below 0 and not all of them 0")
-    # Its own stream: coins must not go with what else the seed draws.
-    coins = np.random.default_rng([seed, 0x5EED]).random(rows)
-    kept = np.flatnonzero(coins < weights / weights.max())
+        raise ValueError("sample_weight must be finite numbers, none below zero and not all of them zero")
+    if (weights == weights[0]).all():
+        return None
+    # A stream of its own, which goes with nothing else that the seed draws.
+    chance = np.random.default_rng([seed, rows])
+    order = chance.permutation(rows)
+    # Systematic sampling: a comb with teeth 1 apart, laid at random over lengths that sum up.
+    ends = np.cumsum(weights[order] / weights.max()) + chance.random()
+    kept = np.sort(order[np.floor(ends) > np.floor(np.append(ends[0] - weights[order[0]] / weights.max(), ends[:-1]))])
     if len(kept) < _FEW * np.count_nonzero(weights):
         warnings.warn(
             f"sample_weight keeps {len(kept):,} of {rows:,} rows (each with probability weight / largest weight): the "
             "largest weights are far above the others; cap them to learn from more rows",
             stacklevel=5,
         )
-    return None if len(kept) == rows else kept
+    return kept
 
 
 def log_weights(class_weight: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
