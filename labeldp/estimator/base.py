@@ -96,6 +96,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     evidence_: str
     certificate_: Certificate
     evaluation_: Evaluation | None
+    problem_: dict[str, Any]
     n_features_in_: int
     _task: Task
     _kind = ""
@@ -204,14 +205,15 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 vault.assume(PUBLIC)
         reporter = Reporter(told(self.report, self.verbose), vault, delta, begun)
         seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
-        made = "" if coded is None else ", made as they are needed"
-        reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
+        made = f"{rows:,} rows, {seen.shape[1]} public features"
+        reporter.phase("features", made if coded is None else f"{made}, made as they are needed")
         training = vault
         if (kept is not None or held is not None) and isinstance(vault, LabelVault):
             others = np.setdiff1d(np.arange(rows) if kept is None else kept, () if held is None else held)
             training, same = vault.part(others, vault.budget), shown is seen
             seen = _rows_of(seen, others)
             shown = seen if same else _rows_of(shown, others)
+        self.problem_ = self._problem_of(training, seen)
         self.choice_, self.method_ = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
         recipe, columns = BY_KEY[self.method_], getattr(self._map, "plain", None)
@@ -234,8 +236,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             reporter.phase("evaluation", f"{len(held):,} rows set aside")
             self._evaluate(take_rows(inputs, held), vault.part(held, vault.budget), epsilon)
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
-        reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
-        self._curves = tuple(reporter.curves())
+        self._curves = reporter.done(self.certificate_.epsilon)
         return self
 
     def _kept(self, sample_weight: Any, vault: LabelVault | ReleasedLabels, seed: int) -> npt.NDArray[np.intp] | None:
@@ -317,17 +318,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
         Where responses were released before, the best that learns from them.
         """
-        width = seen.shape[1]
-        table = self._map.table if isinstance(self._map, TableAndTextMap) else self._map
-        if isinstance(table, TableMap):
-            # Directions that the features offer: bins and steps of a number say the same as it does, and count as one.
-            again = sum(len(edges) + 1 for edges in table.edges) + sum(map(len, table.steps))
-            width = max(1, width - again)
-        by_user = isinstance(vault, UserVault)
+        by_user, problem = isinstance(vault, UserVault), self._problem_of(vault, seen)
         choice = choose(
-            len(vault), vault.num_classes if self._task == "classes" else None, epsilon, delta, feature_dim=width,
-            modality="images" if self._layout is None and self._task == "classes" else "table",
-            device=seen.device.type, rows_per_user=int(vault.users.sizes.max()) if by_user else None,
+            problem.pop("rows"), vault.num_classes if self._task == "classes" else None, epsilon, delta, **problem,
+            rows_per_user=int(vault.users.sizes.max()) if by_user else None,
         )  # fmt: skip
         released, coded = isinstance(vault, ReleasedLabels), isinstance(seen, Coded)
         # Rows that pay together cannot be asked different things; responses are no way to a rare class.
@@ -347,6 +341,17 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 return choice, recipe.key
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
         raise ValueError(f"no recipe can be used here: {obstacles}")
+
+    def _problem_of(self, vault: LabelVault | ReleasedLabels, seen: Tensor | Coded) -> dict[str, Any]:
+        """Return the public numbers that methods are compared by: here, and again in the report of the result."""
+        width = seen.shape[1]
+        table = self._map.table if isinstance(self._map, TableAndTextMap) else self._map
+        if isinstance(table, TableMap):
+            # Directions that the features offer: bins and steps of a number say the same as it does, and count as one.
+            again = sum(len(edges) + 1 for edges in table.edges) + sum(map(len, table.steps))
+            width = max(1, width - again)
+        kind = "images" if self._layout is None and self._task == "classes" else "table"
+        return {"rows": len(vault), "feature_dim": int(width), "modality": kind, "device": seen.device.type}
 
     # -- features ---------------------------------------------------------------------------------------------------
 

@@ -88,9 +88,10 @@ class Reporter:
         if self._report is not None:
             self._report(progress)
 
-    def curves(self) -> list[dict[str, Any]]:
-        """Return the learning curves of the fit; see `Recorder`."""
-        return self._recorder.curves()
+    def done(self, epsilon: float) -> tuple[dict[str, Any], ...]:
+        """Report that the fit is done at this ε, and return its learning curves; see `Recorder`."""
+        self.phase("done", f"epsilon {epsilon:.6g}", 1.0, epsilon)
+        return tuple(self._recorder.curves())
 
     def phase(self, name: str, detail: str, share: float | None = None, epsilon: float | None = None) -> None:
         """Report a phase of the estimator itself."""

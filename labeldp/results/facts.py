@@ -15,12 +15,12 @@ from labeldp.core.certificate import Certificate
 from labeldp.recipes.worth import Case
 from labeldp.results.card import Story, is_number
 from labeldp.results.evaluation import Evaluation, evaluation_of
-from labeldp.results.folder import FILES, ArtifactError, read
+from labeldp.results.folder import FILES, IN_PYTHON, ArtifactError, Result, read
 from labeldp.results.signing import AUDIT
 from labeldp.results.verify import check
 
-# Recipes are compared for a machine that can train all of them.
-DEVICE = "cuda"
+# Numbers per row that a folder may claim.
+_WIDEST = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Measured:
     name: str
     method: str
     epsilon: float
+    delta: float
     score: float
 
 
@@ -44,12 +45,14 @@ class Facts:
         problems: what `labeldp verify` finds wrong with it.
         signer: the public key that signed all of it; empty where none did.
         choice: recipes compared for such data; None for labels that are numbers.
-        width: numbers per row that the recipes were compared for; None where not known.
+        rows, width, device: what the recipes were compared for: rows that were learnt from, numbers per row (None where
+            not known), and the machine, "cpu" or "cuda".
         audit: a lower bound on ε, where one was made.
         audited: the SHA-256 of the model whose folder the audit was of; None for an audit of a recipe or a file.
         beside: other results to compare with.
         non_private: accuracy (R² for numbers) without privacy, as a share, where it is known.
         evaluation: by rows that were set aside, where some were.
+        repeatable: whether a command can make it again from its config.toml; no estimator in Python can.
     """
 
     name: str
@@ -60,12 +63,15 @@ class Facts:
     problems: tuple[str, ...] = ()
     signer: str = ""
     choice: Choice | None = None
+    rows: int = 0
     width: int | None = None
+    device: str = "cpu"
     audit: AuditResult | None = None
     audited: str | None = None
     beside: tuple[Measured, ...] = ()
     non_private: float | None = None
     evaluation: Evaluation | None = None
+    repeatable: bool = True
 
     @property
     def classes(self) -> int | None:
@@ -76,6 +82,21 @@ class Facts:
     def score(self) -> float | None:
         """Accuracy, or R² of numbers, on open labels, where some were given, else on rows set aside."""
         return _score(self.metrics, self.evaluation, self.story)
+
+    @property
+    def margin(self) -> float:
+        """How far the score may be off, 95 of 100 times; 0 where it was measured on open labels."""
+        name = _measure(self.story)
+        own = None if name in self.metrics["test"] or self.evaluation is None else self.evaluation.measures.get(name)
+        return own.margin if own else 0.0
+
+    @property
+    def baseline(self) -> float | None:
+        """The score without any learning, where it is known: of always the most frequent class, or the mean."""
+        if self.classes is None:
+            return 0.0
+        own = self.evaluation.measures.get("majority_baseline") if self.evaluation else None
+        return self.metrics["test"].get("majority_baseline", own.value if own else None)
 
     @property
     def measure_name(self) -> str:
@@ -94,7 +115,7 @@ class Facts:
     @property
     def case(self) -> Case:
         """The learning problem by its public numbers."""
-        return Case(self.story.rows, self.classes or 2, self.width, self.modality, self.story.delta)
+        return Case(self.rows or self.story.rows, self.classes or 2, self.width, self.modality, self.story.delta)
 
 
 def gather(
@@ -123,26 +144,38 @@ def gather(
     if known is not None and not 0 <= known <= 1:
         what = "an R²" if story.classes is None else "a share of right predictions"
         raise ArtifactError(f"non_private={known} is not {what}; give a number from 0 to 1")
-    # Numbers per row as the recipes saw them: pixels, or the features that a head was solved on.
-    modality, width = _modality(story), None
-    if modality == "images":
-        width = math.prod(int(size) for size in story.features[0].removesuffix(" pixels").split(" × "))
-    elif "head.mean" in result.tensors:
-        width = int(result.tensors["head.mean"].shape[0])
+    rows, width, device = _problem(result)
     choice = None
     if story.classes is not None:
-        problem = {"feature_dim": width, "modality": modality, "device": DEVICE}
-        choice = choose(story.rows, len(story.classes), story.epsilon, story.delta, **problem)
+        problem = {"feature_dim": width, "modality": _modality(story), "device": device}
+        choice = choose(rows, len(story.classes), story.epsilon, story.delta, **problem)
     bound, audited = _audit(folder, audit)
     verdict = check(folder)
     return Facts(
         folder.resolve().name, certificate, story, metrics,
         files={name: str(hashes[name]) for name in FILES if name in hashes}, problems=verdict.problems,
         signer="" if verdict.signature is None else verdict.signature.signer,
-        choice=choice, width=width, audit=bound, audited=audited,
+        choice=choice, rows=rows, width=width, device=device, audit=bound, audited=audited,
         beside=tuple(_measured(Path(one), story) for one in beside), non_private=known,
-        evaluation=evaluation_of(result.metrics),
+        evaluation=evaluation_of(result.metrics), repeatable=next(iter(result.run), "") != IN_PYTHON,
     )  # fmt: skip
+
+
+def _problem(result: Result) -> tuple[int, int | None, str]:
+    """Return rows, numbers per row and machine that methods were compared for when the result was made.
+
+    Folders of earlier versions do not say: then it is all rows, and pixels or the features that a head was solved on.
+    """
+    story, said = result.story, result.metrics.get("problem")
+    said = said if isinstance(said, Mapping) else {}
+    rows, width = (said.get(name) for name in ("rows", "feature_dim"))
+    if type(rows) is int and type(width) is int and 0 < rows <= story.rows and 0 < width <= _WIDEST:
+        return rows, width, "cuda" if said.get("device") == "cuda" else "cpu"
+    if _modality(story) == "images":
+        sizes = story.features[0].removesuffix(" pixels").split(" × ")
+        return story.rows, math.prod(map(int, sizes)), "cpu"
+    head = result.tensors.get("head.mean")
+    return story.rows, None if head is None else int(head.shape[0]), "cpu"
 
 
 def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +212,8 @@ def _measured(folder: Path, story: Story) -> Measured:
     score = _score(_shown(result.metrics), evaluation_of(result.metrics), story)
     if score is None:
         raise ArtifactError(f"{str(folder)!r} was not measured; train it with --holdout or --test, or leave it out")
-    return Measured(folder.resolve().name, result.story.method, result.certificate.epsilon, float(score))
+    claim = result.certificate
+    return Measured(folder.resolve().name, result.story.method, claim.epsilon, claim.delta, float(score))
 
 
 def _audit(folder: Path, given: Path | str | None) -> tuple[AuditResult | None, str | None]:

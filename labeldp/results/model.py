@@ -164,6 +164,8 @@ def trained(
     else:
         estimator = LabelDPRegressor(epsilon, data.bounds, delta, method, **settings)
     estimator.fit(data.features, data.vault)
+    if data.columns is None:
+        estimator.problem_ = _images_problem(data, device)
     if isinstance(data.vault, ReleasedLabels) and method == AUTO:
         why = "It is expected to do best among the methods that learn from responses which were released before."
     elif estimator.choice_ is not None:
@@ -183,10 +185,15 @@ def method_for_images(
     """Return the method, chosen from public numbers where it is "auto", and why."""
     if method != AUTO:
         return find(method).key, "It was requested by name."
-    pixels, place = int(np.prod(data.features.shape[1:])), "cuda" if device.startswith("cuda") else "cpu"
-    allowed = 1e-5 if delta is None else delta
-    choice = choose(len(data), len(data.classes), epsilon, allowed, feature_dim=pixels, modality="images", device=place)
+    problem, allowed = _images_problem(data, device), 1e-5 if delta is None else delta
+    choice = choose(problem.pop("rows"), len(data.classes), epsilon, allowed, **problem)
     return choice.recipe, choice.reason
+
+
+def _images_problem(data: PrivateData, device: str) -> dict[str, Any]:
+    place = "cuda" if device.startswith("cuda") else "cpu"
+    pixels = int(np.prod(np.shape(data.features)[1:]))
+    return {"rows": len(data), "feature_dim": pixels, "modality": "images", "device": place}
 
 
 def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | None, run: Mapping[str, Any]) -> Result:

@@ -80,7 +80,9 @@ def load(folder: Path | str, *, model: nn.Module | None = None, device: Any = No
         estimator.class_weight = weights and {found.classes[place]: weight for place, weight in weights.items()}
     estimator.delta, estimator.evaluation_ = result.story.delta, evaluation_of(result.metrics)
     estimator.evidence_, estimator._reason, estimator._rows = "", result.story.reason, result.story.rows
-    curves = result.metrics.get("curves")
+    curves, problem = result.metrics.get("curves"), result.metrics.get("problem")
+    if isinstance(problem, Mapping):
+        estimator.problem_ = dict(problem)
     estimator._curves, estimator._network_name = tuple(curves) if isinstance(curves, list) else (), found.network
     if not result.model.get("in_memory", False):
         estimator._columns = found.columns
@@ -137,6 +139,8 @@ def metrics_of(estimator: Any, names: tuple[str, ...]) -> dict[str, Any]:
         found["classes"] = len(names)
         kept = belief_after(1 / len(names), spent)
         found["expected"] = {"share_right_of_plain_randomized_response": round(kept, 4)}
+    if getattr(estimator, "problem_", None):
+        found["problem"] = dict(estimator.problem_)
     if estimator._curves:
         found["curves"] = list(estimator._curves)
     return found if own is None else {**found, "evaluation": own.to_json()}

@@ -22,7 +22,7 @@ COMPARES_TWO_FITS = (
     "check_supervised_y_2d",
     "check_regressors_int",
 )
-# Weights choose rows by public chance: a fit to rows that were kept and one to rows that were repeated differ. Where one
+# Weights choose rows by public chance: a fit to rows that were kept and one to repeated rows differ. Where one
 # of 16 rows weighs ten times as much as the others, two or three of them are kept.
 ROWS = "sample_weight decides which rows are asked, and the noise is never the same"
 WEIGHS_ROWS = (
