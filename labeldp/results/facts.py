@@ -88,7 +88,7 @@ class Facts:
         """How far the score may be off, 95 of 100 times; 0 where it was measured on open labels."""
         name = _measure(self.story)
         own = None if name in self.metrics["test"] or self.evaluation is None else self.evaluation.measures.get(name)
-        return own.margin if own else 0.0
+        return min(max(own.margin, 0.0), 1.0) if own else 0.0
 
     @property
     def baseline(self) -> float | None:
@@ -96,7 +96,8 @@ class Facts:
         if self.classes is None:
             return 0.0
         own = self.evaluation.measures.get("majority_baseline") if self.evaluation else None
-        return self.metrics["test"].get("majority_baseline", own.value if own else None)
+        share = self.metrics["test"].get("majority_baseline", own.value if own else None)
+        return share if share is not None and 0 <= share <= 1 else None
 
     @property
     def measure_name(self) -> str:

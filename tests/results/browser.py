@@ -73,11 +73,12 @@ def measured(page: str, width: int, folder: Path) -> dict:
     return json.loads(html.unescape(re.search(r"<pre>FOUND(.*)END</pre>", dom, re.S).group(1)))
 
 
-def printed(page: str, target: Path) -> Path:
+def printed(page: str, target: Path, dark: bool = False) -> Path:
     """Print the page to PDF, as a reader would."""
     source = target.with_suffix(".html")
     source.write_text(page, encoding="utf-8")
-    _run(source, 1280, 2000, f"--print-to-pdf={target}", "--no-pdf-header-footer")
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    _run(source, 1280, 2000, f"--print-to-pdf={target}", "--no-pdf-header-footer", *scheme)
     return target
 
 
