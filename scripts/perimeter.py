@@ -24,6 +24,7 @@ BESIDE = {
     "saddle.py": "chooses where to compute: a bad choice costs accuracy, never soundness",
     "inverse.py": "chooses noise, and δ for audits: what was chosen is accounted for as it is",
     "protocols.py": "the signatures of stores and counters, no code",
+    "display.py": "shows claims and budgets in notebooks",
     "fingerprint.py": "names a label column for a budget store",
 }
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from labeldp.core.display import table
 from labeldp.learning.projections import project_to_simplex
 from labeldp.mechanisms.evaluation import ErrorCounts, ScoreCounts
 from labeldp.releases import FloatArray, NoisyCounts, NoisyScores
@@ -85,8 +85,7 @@ class Evaluation:
             lines.append(
                 (f"{name}: recall, precision", f"{self.side('recall', place)}, {self.side('precision', place)}")
             )
-        cells = "".join(f"<tr><th>{escape(name)}</th><td>{value}</td></tr>" for name, value in lines)
-        return f"<table><caption>On {self.rows:,} rows set aside, with 95% error bars</caption>{cells}</table>"
+        return table(f"On {self.rows:,} rows set aside, with 95% error bars", lines)
 
     @property
     def majority(self) -> str:
