@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
-from labeldp.core.display import at_most, odds, table
+from labeldp.core.display import certificate_html
 from labeldp.core.events import PureDP, Query, event_from_json, event_to_json
 from labeldp.core.filter import Plans, accountant_name
 from labeldp.core.gaussian import AccountingError
@@ -35,10 +35,6 @@ _LARGEST, _DEEPEST, _MOST = 1 << 24, 32, 1 << 53
 _MISSING = object()
 # How many events `verify` composes on a grid, over all histories: some tenths of a second each, at worst.
 MOST_WORK = 64
-
-
-# Histories that a notebook shows.
-_SHOWN_GROUPS = 8
 
 
 class CertificateError(ValueError):
@@ -81,14 +77,7 @@ class Certificate:
         return replace(self, artifact=describe_artifact(artifact, name))
 
     def _repr_html_(self) -> str:
-        claim = [("ε", at_most(self.epsilon)), ("δ", at_most(self.delta)), ("odds move by at most", odds(self.epsilon))]
-        ledger = []
-        for group in self.groups[:_SHOWN_GROUPS]:
-            asked = "; ".join(f"{query.times:,} × {query.event}" for query in group.queries)
-            ledger.append((f"{group.rows:,} {self.unit.counted}", asked or "not queried"))
-        rest = [("noise", f"from a seed, so not private: {self.noise}" if self.seeded else self.noise)]
-        rest += [("rests on", sentence) for sentence in self.assumptions]
-        return table(f"Certificate: label differential privacy of {self.unit.protects}", [*claim, *ledger, *rest])
+        return certificate_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values with a checksum over all of them."""

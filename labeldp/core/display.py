@@ -6,6 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labeldp.core.certificate import Certificate
+    from labeldp.core.ledger import Budget
+
+# Histories that a notebook shows.
+_SHOWN_GROUPS = 8
 
 
 def table(caption: str, lines: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
@@ -36,3 +44,25 @@ def at_most(value: float) -> str:
 def odds(epsilon: float) -> str:
     """Return by which factor the odds between two values can move at ε."""
     return f"{at_most(math.exp(epsilon))}×" if epsilon < 50 else "no bound to speak of"
+
+
+def certificate_html(claim: Certificate) -> str:
+    """Return a certificate for notebooks: the claim, the ledger, where the noise comes from, what it rests on."""
+    counted = claim.unit.counted
+    lines = [("ε", at_most(claim.epsilon)), ("δ", at_most(claim.delta)), ("odds move by at most", odds(claim.epsilon))]
+    for group in claim.groups[:_SHOWN_GROUPS]:
+        asked = "; ".join(f"{query.times:,} × {query.event}" for query in group.queries)
+        lines.append((f"{group.rows:,} {counted}", asked or "not queried"))
+    lines.append(("noise", f"from a seed, so not private: {claim.noise}" if claim.seeded else claim.noise))
+    lines += [("rests on", sentence) for sentence in claim.assumptions]
+    return table(f"Certificate: label differential privacy of {claim.unit.protects}", lines)
+
+
+def budget_html(budget: Budget) -> str:
+    """Return a budget for notebooks."""
+    lines = [
+        ("ε", at_most(budget.epsilon)),
+        ("δ", at_most(budget.delta)),
+        ("odds move by at most", odds(budget.epsilon)),
+    ]
+    return table("Budget: the most that all queries of a label may cost", lines)

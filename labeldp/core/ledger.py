@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labeldp.core import filter as plan_filter
-from labeldp.core.display import at_most, odds, table
+from labeldp.core.display import budget_html
 from labeldp.core.events import Event, Queries, Query, gathered
 from labeldp.core.filter import Plans
 
@@ -204,8 +204,7 @@ class Budget:
             raise ValueError(f"delta={self.delta} is not a probability below 1; give 0 or, say, 1e-6")
 
     def _repr_html_(self) -> str:
-        lines = [("ε", at_most(self.epsilon)), ("δ", at_most(self.delta)), ("odds move by at most", odds(self.epsilon))]
-        return table("Budget: the most that all queries of a label may cost", lines)
+        return budget_html(self)
 
     def allows(self, spent: float) -> bool:
         """Return whether this much epsilon, at the budget's own delta, is within the budget."""

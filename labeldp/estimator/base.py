@@ -318,10 +318,10 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
         Where responses were released before, the best that learns from them.
         """
-        by_user, problem = isinstance(vault, UserVault), self._problem_of(vault, seen)
+        problem, by_user = self._problem_of(vault, seen), isinstance(vault, UserVault)
         choice = choose(
             problem.pop("rows"), vault.num_classes if self._task == "classes" else None, epsilon, delta, **problem,
-            rows_per_user=int(vault.users.sizes.max()) if by_user else None,
+            rows_per_user=int(vault.users.sizes.max()) if isinstance(vault, UserVault) else None,
         )  # fmt: skip
         released, coded = isinstance(vault, ReleasedLabels), isinstance(seen, Coded)
         # Rows that pay together cannot be asked different things; responses are no way to a rare class.
@@ -471,7 +471,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         }  # fmt: skip
         if hasattr(self, "feature_names_in_"):
             fitted["names"] = list(self.feature_names_in_)
-        kinds = {} if self._layout is None else {"numeric": list(self._layout.numeric)}
+        kinds: Config = {} if self._layout is None else {"numeric": list(self._layout.numeric)}
         if self._layout is not None and self._layout.prose:
             kinds["prose"] = list(self._layout.prose)
         if self._as_given:
