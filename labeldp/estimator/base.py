@@ -53,6 +53,7 @@ from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
+from labeldp.recipes.kept import bind_fit, first_seed
 from labeldp.recipes.one_shot import MOST_CELLS
 from labeldp.recipes.pilot import Decided
 from labeldp.results.evaluation import Evaluation
@@ -66,6 +67,10 @@ _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
 _WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
+
+
+def _tensors(rows: Tensor | Coded) -> tuple[Tensor, ...]:
+    return (rows.numbers, rows.cells) if isinstance(rows, Coded) else (rows,)
 
 
 def _rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
@@ -181,15 +186,13 @@ class LabelDPEstimator(BaseEstimator, ABC):
         epsilon, method, self._columns = spending.checked_epsilon(self.epsilon), self._checked_method(), None
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
         begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
+        # A fit that was stopped goes on with the rows that it had set aside.
+        seed = first_seed(self._folder, seed) if self.random_state is None else seed
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
         read = self._read(inputs, reset=True) if coded is None else coded
         rows = len(read[0]) if isinstance(read, tuple) else int(read.shape[0])
-        if len(vault) != rows:
-            raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
-        if rows < self._fewest_rows:
-            raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
-        kept = self._kept(sample_weight, vault, seed)
+        kept = self._kept(sample_weight, vault, rows, seed)
         if isinstance(vault, ReleasedLabels):
             if self.holdout:
                 raise ValueError(
@@ -205,11 +208,13 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 vault.assume(PUBLIC)
         reporter = Reporter(told(self.report, self.verbose), vault, delta, begun)
         seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
-        made = f"{rows:,} rows, {seen.shape[1]} public features"
-        reporter.phase("features", made if coded is None else f"{made}, made as they are needed")
+        reporter.features(seen.shape, coded is not None)
         training = vault
         if (kept is not None or held is not None) and isinstance(vault, LabelVault):
             others = np.setdiff1d(np.arange(rows) if kept is None else kept, () if held is None else held)
+            # Which rows are kept follows from their weights.
+            public = [part.cpu().numpy() for part in _tensors(seen)] + ([] if kept is None else [kept])
+            bind_fit(self._folder, seed, *public)
             training, same = vault.part(others, vault.budget), shown is seen
             seen = _rows_of(seen, others)
             shown = seen if same else _rows_of(shown, others)
@@ -221,12 +226,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
             seen, shown, training, epsilon, delta, self._network(shown, seed), self.settings or {}, seed, reporter,
             self.learner, columns, getattr(self, "class_weight", None) is not None,
         )  # fmt: skip
-        if recipe.apart and isinstance(training, LabelVault) and not spending.pay_apart(training):
-            raise ValueError(
-                f"method={recipe.key!r} asks some rows for one thing and the others for another, and the store charges "
-                "all of them together (a part of a data set, or ids that repeat), so that each would pay twice; choose "
-                "another method"
-            )
+        if recipe.apart and isinstance(training, LabelVault):
+            spending.refuse_together(training, recipe.key)
         with public_seed(seed):
             found = run(recipe, job, self._task)
         self._predictor = predictor_of(found, self.model is not None)
@@ -239,9 +240,21 @@ class LabelDPEstimator(BaseEstimator, ABC):
         self._curves = reporter.done(self.certificate_.epsilon)
         return self
 
-    def _kept(self, sample_weight: Any, vault: LabelVault | ReleasedLabels, seed: int) -> npt.NDArray[np.intp] | None:
-        """Return the rows that are fitted to, by their weights; None for all."""
-        kept = rows_kept(sample_weight, len(vault), seed)
+    @property
+    def _folder(self) -> Path | None:
+        """Return where the fit keeps what it pays for; None for nowhere, and for what its recipe will refuse."""
+        given = (self.settings or {}).get("folder")
+        return given if isinstance(given, Path) else None
+
+    def _kept(
+        self, sample_weight: Any, vault: LabelVault | ReleasedLabels, rows: int, seed: int
+    ) -> npt.NDArray[np.intp] | None:
+        """Return which of the rows are fitted to, by their weights; None for all. Refuse too few of them."""
+        if len(vault) != rows:
+            raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
+        if rows < self._fewest_rows:
+            raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
+        kept = rows_kept(sample_weight, rows, seed)
         if kept is None:
             return None
         if isinstance(vault, (ReleasedLabels, UserVault)):

@@ -88,6 +88,11 @@ class Reporter:
         if self._report is not None:
             self._report(progress)
 
+    def features(self, shape: Any, as_needed: bool) -> None:
+        """Report the public features, (rows, numbers), and whether they are made as they are needed."""
+        made = ", made as they are needed" if as_needed else ""
+        self.phase("features", f"{shape[0]:,} rows, {shape[1]} public features{made}")
+
     def done(self, epsilon: float) -> tuple[dict[str, Any], ...]:
         """Report that the fit is done at this ε, and return its learning curves; see `Recorder`."""
         self.phase("done", f"epsilon {epsilon:.6g}", 1.0, epsilon)
