@@ -72,7 +72,8 @@ def page(cells: list[dict[str, Any]]) -> str:
     parts = []
     for cell in cells:
         source = "".join(cell["source"])
-        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        # The semicolon that hides a value is for notebooks.
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source.removesuffix(';')}\n```")
         for output in cell.get("outputs", ()):
             shown = output.get("data", {})
             printed = "".join(output.get("text", shown.get("text/plain", ())))
