@@ -115,3 +115,31 @@ def test_numbers_are_weighed_alike():
     y = np.where(np.arange(900) % 2, 3.0, -3.0)
     model = LabelDPRegressor(4.0, (-4, 4), method="one_shot").fit(x, y, sample_weight=np.where(y > 0, 1.0, 0.05))
     assert model.predict(x).mean() > 1.0
+
+
+@pytest.mark.parametrize("method", ["auto", "boosting", "dp_sgd", "cluster_votes", "one_shot_prior", "pate_fm"])
+def test_every_method_asks_the_rows_that_were_kept_and_no_others(method):
+    x, y = numbers(400)
+    settings = {"epochs": 1} if method == "dp_sgd" else None
+    weights = np.where(np.arange(400) % 4 == 0, 1.0, 0.5)
+    vault = LabelVault((y == "yes").astype(int), 2)
+    model = LabelDPClassifier(1.0, 1e-6, method, classes=CLASSES, settings=settings, random_state=3)
+    model.fit(x, vault, sample_weight=weights)
+    assert verify(model.certificate_) == ()
+    unasked = [number for number, plans in enumerate(vault.ledger.histories) if not plans]
+    asked = np.flatnonzero(~np.isin(vault.ledger.history_of_row, unasked))
+    seed = np.random.RandomState(3).randint(2**31 - 1)
+    assert set(asked) <= set(rows_kept(weights, 400, seed))
+    assert set(range(0, 400, 4)) & set(asked)
+
+
+def test_a_fit_that_was_stopped_does_not_go_on_with_other_weights(tmp_path):
+    x, y = numbers(300)
+    model = LabelDPClassifier(
+        1.0, 1e-6, "one_shot", classes=CLASSES, random_state=0, settings={"folder": tmp_path / "kept"}
+    )
+    weights = np.where(np.arange(300) < 100, 1.0, 0.5)
+    first = model.fit(x, y, sample_weight=weights).predict_proba(x)
+    assert np.array_equal(model.fit(x, y, sample_weight=weights).predict_proba(x), first)
+    with pytest.raises(ValueError, match="use a new folder"):
+        model.fit(x, y, sample_weight=weights[::-1].copy())
