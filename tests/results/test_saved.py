@@ -119,6 +119,15 @@ def test_labeldp_verify_and_report_read_it(saved, tmp_path):
     assert "category" in page
 
 
+def test_labeldp_audit_reads_it(tmp_path):
+    data, y = frame(400)
+    LabelDPClassifier(1.0, method="one_shot", classes=CLASSES, random_state=0).fit(data, y).save(tmp_path / "model")
+    pq.write_table(pa.Table.from_pandas(data, preserve_index=False), tmp_path / "t.parquet")
+    how = ("--table", str(tmp_path / "t.parquet"), "--json")
+    found = json.loads(commands.labeldp("audit", str(tmp_path / "model"), *how, check=0).stdout)
+    assert found["bound"] <= found["epsilon"]
+
+
 def test_arrays_have_columns_by_number(tmp_path):
     x, y = numbers(300)
     model = LabelDPClassifier(1.0, method="one_shot", classes=CLASSES).fit(x, y).save(tmp_path / "model")
