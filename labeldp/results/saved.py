@@ -1,4 +1,4 @@
-"""Write fitted estimators to folders and read them back: `estimator.save` and `labeldp.load`.
+"""Write fitted estimators to folders, and read them back by `labeldp.load`.
 
 The folder is the one that `labeldp train` writes, so that labeldp predict, verify, report and audit read it; and
 `load` reads the folders of either. An estimator was fitted to a table in memory: what stands for the table's file is
