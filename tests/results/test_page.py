@@ -202,7 +202,8 @@ def test_what_is_expected_is_what_was_measured_there(tmp_path):
     from labeldp.results.report import expected
 
     known = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.key) == ("fashion_mnist", "lp_mst")}
-    made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000)
+    problem = {"rows": 60_000, "feature_dim": 784, "modality": "images", "device": "cuda"}
+    made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000, problem=problem)
     facts = gather(saved(tmp_path / "model", made))
     (line,) = expected(facts, sorted(known))
     assert line.name == "lp_mst on data like fashion_mnist"
