@@ -3,12 +3,14 @@
 # make stress campaigns: kills, races, fuzzing, attacks with 10^7 draws (hours; pytest tests/stress -m stress -k NAME for one)
 # make check  ruff and pyright
 # make docs   the site from docs/, in build/site; a warning is an error
-# make bench  every benchmark in benchmarks/, ours beside a reference (projection.py and tabular.py are long: run them by hand)
+# make wheel  wheel and source distribution in build/dist, each tried in an empty environment
+# make release-check   what a release has to pass: the wheel, README, tutorials, mistakes, links, spelling (scripts/walk.py)
+# make bench  every benchmark in benchmarks/, ours beside a reference (projection.py, tabular.py and big_tables.py are long: run them by hand)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-fresh stress check format docs bench clean
+.PHONY: demo test test-slow test-fresh stress check format docs wheel release-check bench clean
 
 demo: .venv/train.stamp
 	@rm -rf demo
@@ -38,8 +40,14 @@ format: .venv/dev.stamp
 docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+wheel:
+	$(PYTHON) scripts/try_wheel.py
+
+release-check: .venv/dev.stamp
+	$(BIN)/python scripts/walk.py
+
 bench: .venv/dev.stamp
-	@for file in $(filter-out benchmarks/projection.py benchmarks/tabular.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/projection.py benchmarks/tabular.py benchmarks/big_tables.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -178,6 +178,17 @@ class NoisyScores:
 
 
 @dataclass(frozen=True, eq=False)
+class NoisyErrors(NoisyCounts):
+    """Hold what was counted of predicted numbers: errors by public group, and how many labels lie at a bound.
+
+    `at_bounds` has integer noise of its own, of deviation `at_bounds_std`; it may be negative.
+    """
+
+    at_bounds: int
+    at_bounds_std: float
+
+
+@dataclass(frozen=True, eq=False)
 class NoisyGradient:
     """Hold a sum of bounded per-row gradients plus Gaussian noise, divided by the expected batch size.
 

@@ -1,8 +1,9 @@
-"""Draw docs/accuracy.svg: test accuracy against ε, ours beside the best of the papers, for three data sets.
+"""Draw the pictures of results: docs/accuracy.svg for images, docs/tables.svg for tables.
 
 `python scripts/picture.py` reads experiments/results/*.jsonl and experiments/papers.csv. Ours is the best mean of at
 least three runs with equal settings, the papers' the best figure they print, at the ε they print. What holds at one ε
-holds at every larger one, so both are running maxima over ε.
+holds at every larger one, so both are running maxima over ε. For tables it reads benchmarks/tabular.jsonl, and draws
+the mean accuracy over all tables and seeds, as they are.
 """
 
 import csv
@@ -22,7 +23,13 @@ PANELS = (
 )
 # Text as outlines: it looks alike with any font, or none.
 STYLE = {"svg.fonttype": "path", "svg.hashsalt": "labeldp", "font.size": 11}
-OURS, PAPERS = "#0b6e99", "#9a6a1b"
+OURS, PAPERS, OPEN = "#0b6e99", "#9a6a1b", "#555555"
+# Of the contest on tables: method, name, and how it is drawn.
+COMPARED = (
+    ("auto", "labeldp, auto", OURS, "-", "o"),
+    ("rr, then boosting", "randomized response, then boosting", PAPERS, "--", "s"),
+    ("rr, then logistic", "randomized response, then logistic regression", "#b0894f", "--", "^"),
+)
 RUNS, LARGEST = 3, 4.0
 
 
@@ -70,8 +77,46 @@ def curve(best: dict[str, dict[float, float]], datasets: tuple[str, ...]) -> tup
     return x, y
 
 
+def tables() -> dict[str, dict[float, float]]:
+    """Return the mean accuracy over the tables of the contest, by method and ε; no privacy is at infinity."""
+    text = (ROOT / "benchmarks/tabular.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    compared = {(line["dataset"], float(line["epsilon"]), line["seed"]) for line in lines if line["method"] == "auto"}
+    runs: dict[tuple[str, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        epsilon = float(line["epsilon"])
+        # Means are compared, so all are of the same tables and seeds.
+        if epsilon == float("inf") or (line["dataset"], epsilon, line["seed"]) in compared:
+            runs[line["method"], epsilon][line["dataset"]].append(line["value"])
+    found: dict[str, dict[float, float]] = defaultdict(dict)
+    for (method, epsilon), values in runs.items():
+        found[method][epsilon] = mean(map(mean, values.values()))
+    return found
+
+
+def draw_tables(target: Path) -> None:
+    """Write the picture of tables: `auto`, and what one would do without it."""
+    plt.switch_backend("svg")
+    plt.rcParams.update(STYLE)
+    figure, axis = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    found = tables()
+    for method, name, colour, style, marker in COMPARED:
+        points = sorted((epsilon, value) for epsilon, value in found[method].items() if epsilon < float("inf"))
+        axis.plot(*zip(*points, strict=True), style, color=colour, marker=marker, markersize=4.5, label=name)
+    axis.axhline(found["open boosting"][float("inf")], color=OPEN, linestyle=":", label="no privacy, boosting")
+    ticks = sorted(epsilon for epsilon in found["auto"] if epsilon < float("inf"))
+    axis.set(xscale="log", xlabel="ε", ylabel="accuracy, %, mean over tables", ylim=(22, 92))
+    axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="lower right")
+    figure.savefig(target, metadata={"Date": None, "Title": "Mean accuracy on tables against ε"})
+    plt.close(figure)
+
+
 def draw(target: Path) -> None:
-    """Write the picture."""
+    """Write the picture of images."""
     plt.switch_backend("svg")
     plt.rcParams.update(STYLE)
     figure, axes = plt.subplots(1, len(PANELS), figsize=(11.5, 3.5), sharey=True, layout="constrained")
@@ -89,7 +134,9 @@ def draw(target: Path) -> None:
     axes[0].text(0.0105, 94.6, "labeldp", color=OURS, fontweight="bold")
     axes[0].text(0.16, 88.2, "best published", color=PAPERS, fontweight="bold")
     figure.savefig(target, metadata={"Date": None, "Title": "Test accuracy against ε"})
+    plt.close(figure)
 
 
 if __name__ == "__main__":
     draw(ROOT / "docs" / "accuracy.svg")
+    draw_tables(ROOT / "docs" / "tables.svg")

@@ -30,8 +30,10 @@ FROM_DATA = {
     "labels": set(),
     "open_rows": None,
     "parquet": set(),
+    "parquet_folder": set(),
     "released": None,
     "request": {"FORMAT", "Report", "Request", "TableError", "checked", "column_advice", "listed"},
+    "stored": {"StoredTable", "read_like", "some_of", "whole_of"},
     "table_files": set(),
     "tables": None,
 }  # fmt: skip

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # One run proves little at a larger δ (see docs/audit.md); the ledger's queries hold at every δ.
 _DELTA = 1e-7
 _SLACK = 1e-6
+# More would take long and hardly tell more.
+MOST_CANARIES = 100_000
 # The largest log-likelihood that a response needs; keeps differences finite.
 _CERTAIN = 1e3
 
@@ -94,6 +96,7 @@ def audit_folder(
     confidence: float = 0.999,
     seed: int | None = None,
     noise: Callable[[], SecureRandom] = SecureRandom,
+    report: Callable[[str], None] = lambda _: None,
 ) -> FolderAudit:
     """Return a lower bound on ε of the recipe behind a folder, from three runs of it on made-up labels.
 
@@ -101,11 +104,13 @@ def audit_folder(
         folder: as `labeldp train` writes it.
         table: what it was trained on, a file or the name of a data set; as its config.toml has it when None. The label
             column is not read, and need not be there.
-        canaries: how many rows a coin decides; all when None. The others get the labels that the model predicts.
+        canaries: how many rows a coin decides; all when None, 100,000 at most. The others get the labels that the model
+            predicts.
         delimiter: of a CSV file.
         confidence: an honest recipe is accused with probability at most one minus this.
         seed: of the coins; never of noise.
         noise: makes the noise of each run: for tests of the audit, which plant bugs in it.
+        report: gets a sentence before every step that takes long.
     """
     from labeldp.data.request import TableError
     from labeldp.results.folder import MODEL, read
@@ -122,10 +127,13 @@ def audit_folder(
             f"where the labels are: labeldp audit {result.story.data} --labels TABLE"
         )
     model = rebuilt(result, device)
+    report(f"Reading the features of {result.story.rows:,} rows.")
     features = _features(result, model, table, delimiter)
     certificate, story = result.certificate, result.story
     again = _Again(result, model, features, Claim.of(certificate, min(certificate.delta, _DELTA)), noise)
     rows = again.canaries(canaries, coins_of(seed))
+    again.report, whole = report, len(again.usual)
+    report(f"{story.method} is run 3 times on {whole:,} rows with made-up labels; coins decide those of {len(rows):,}.")
     classes = len(story.classes) if story.classes is not None else 2
     found = audit_training(again, again.usual, classes, canaries=rows, confidence=confidence, seed=seed)
     artifact = certificate.artifact
@@ -151,6 +159,9 @@ class _Again:
     ) -> None:
         from sklearn.utils import check_random_state
 
+        from labeldp.data.stored import whole_of
+        from labeldp.estimator.base import rows_of
+        from labeldp.recipes.catalogue import BY_KEY
         from labeldp.recipes.holdout import rows_set_aside
         from labeldp.results.evaluation import evaluation_of
 
@@ -159,7 +170,12 @@ class _Again:
         self._public_seed = int(check_random_state(self._seed).randint(2**31 - 1))
         estimator, own = model.estimator, evaluation_of(result.metrics)
         # The folder's own map from inputs to features: it was fitted without labels.
-        self._seen, self._shown = estimator._encode(estimator._read(features, reset=False))
+        coded = estimator._coded_again(features) if BY_KEY[result.story.method].coded else None
+        if coded is None:
+            features = whole_of(features)
+            self._seen, self._shown = estimator._encode(estimator._read(features, reset=False))
+        else:
+            features = self._seen = self._shown = coded
         # Classes by number, whatever an estimator of the user's calls them.
         predicted = estimator.predict_proba(features).argmax(axis=1) if model.classes else estimator.predict(features)
         self._groups = result.certificate.groups
@@ -167,25 +183,31 @@ class _Again:
             # Rows that were set aside were not trained on, and what they paid was not paid by training.
             held = rows_set_aside(len(predicted), own.rows, self._public_seed)
             others = np.setdiff1d(np.arange(len(predicted)), [] if held is None else held)
-            self._seen, self._shown, predicted = self._seen[others], self._shown[others], predicted[others]
+            self._seen, self._shown = rows_of(self._seen, others), rows_of(self._shown, others)
+            predicted = predicted[others]
             (aside,) = Ledger(own.rows).charge(PureDP(own.epsilon)).groups()
             alike = [group.rows - own.rows if group.plans == aside.plans else group.rows for group in self._groups]
             self._groups = tuple(group for group, rows in zip(self._groups, alike, strict=True) if rows > 0)
         self._numbers = None if model.classes else predicted
         self.usual = (predicted if model.classes else np.zeros(len(predicted))).astype(np.int64)
         self._canary = np.zeros(len(predicted), dtype=bool)
+        self.report: Callable[[str], None] = lambda _: None
+        self._runs = 0
 
     def canaries(self, count: int | None, chance: np.random.Generator) -> npt.NDArray[np.intp]:
         """Choose which rows are decided by coins."""
         whole = len(self.usual)
         if count is not None and not 1 <= count <= whole:
             raise ValueError(f"canaries={count} of {whole} rows; give a number from 1 to that")
-        rows = np.arange(whole) if count is None else np.sort(chance.choice(whole, size=count, replace=False))
+        count = min(whole, MOST_CANARIES) if count is None else count
+        rows = np.arange(whole) if count == whole else np.sort(chance.choice(whole, size=count, replace=False))
         self._canary[rows] = True
         return rows
 
     def __call__(self, labels: npt.NDArray[np.int64]) -> tuple[Mapping[str, FloatArray], Claim]:
         """Run the recipe; return all that it gave away, and what the folder claims for it."""
+        self._runs += 1
+        self.report(f"Run {self._runs} of 3.")
         vault = self._sealed(labels)
         predictor = self._trained(vault)
         delta = self._result.certificate.delta
@@ -243,10 +265,15 @@ class _Again:
             return predictor_of(run(BY_KEY[story.method], job, task), net is not None)
 
     def _scores(self, predictor: Any) -> FloatArray:
+        from labeldp.estimator.base import logits_of_coded
+        from labeldp.features.coded import Coded
         from labeldp.recipes.catalogue import BY_KEY
 
-        head = not BY_KEY[self._result.story.method].network
-        logits = predictor.logits(self._seen if head else self._shown).double().cpu().numpy()
+        head, rows = not BY_KEY[self._result.story.method].network, self._seen
+        if isinstance(rows, Coded):
+            logits = logits_of_coded(predictor, rows).double().cpu().numpy()
+        else:
+            logits = predictor.logits(rows if head else self._shown).double().cpu().numpy()
         if self._numbers is None or head:
             return logits
         return np.concatenate([-logits, logits], axis=1)
@@ -254,10 +281,10 @@ class _Again:
 
 def _features(result: Result, model: Model, table: Path | str | None, delimiter: str | None) -> Any:
     """Return the rows that the folder was trained on, without their labels."""
-    from labeldp.data.columns import read_like
     from labeldp.data.door import NAMES, read
     from labeldp.data.files import adult_path
     from labeldp.data.request import TableError
+    from labeldp.data.stored import read_like
 
     run = next(iter(result.run.values()))
     given = str(Path(str(run.get("table", ""))).expanduser()) if table is None else str(table)
@@ -268,7 +295,7 @@ def _features(result: Result, model: Model, table: Path | str | None, delimiter:
         found: Any = read(name).features
     else:
         path = adult_path() if name == "adult" else Path(given)
-        if not path.is_file():
+        if not path.exists():
             raise TableError(f"the table that the folder was trained on, {given!r}, is not here; give it with --table")
         delimiter = delimiter or (run.get("delimiter") if table is None else None)
         found, _ = read_like(path, model.columns, "\t" if delimiter == r"\t" else delimiter)

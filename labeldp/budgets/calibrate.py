@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import ROUND_FLOOR, Context, Decimal
 from functools import cache
 
 from labeldp.core.accountant import epsilon as epsilon_of
@@ -29,12 +30,22 @@ SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 1e-5
 
 
 def usual_delta(rows: int) -> float:
-    """Return the δ that suits so many rows: a tenth of one over them, at most 1e-5.
+    """Return the δ that suits so many rows: a tenth of one over them, to two digits, at most 1e-5.
 
-    >>> usual_delta(500), usual_delta(20_000)
-    (1e-05, 5e-06)
+    >>> usual_delta(500), usual_delta(20_000), usual_delta(32_561), usual_delta(1_000_000)
+    (1e-05, 5e-06, 3e-06, 1e-07)
     """
-    return max(SMALLEST_DELTA, min(_LARGEST_DELTA, 0.1 / max(rows, 1)))
+    tenth = Context(prec=2, rounding=ROUND_FLOOR).divide(Decimal(1), Decimal(10 * max(rows, 1)))
+    return max(SMALLEST_DELTA, min(_LARGEST_DELTA, float(tenth)))
+
+
+def check_delta(delta: float, units: int, counted: str = "rows") -> None:
+    """Raise ValueError where δ is one over the number of rows, or of users, or more: it would protect nobody."""
+    if delta * units >= 1:
+        raise ValueError(
+            f"delta={delta:g} is one over the {units:,} {counted} or more, which allows to publish the label of one of "
+            f"them; give less, say {usual_delta(units):g}"
+        )
 
 
 def calibrate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from labeldp.choosing.predict import NEEDS_DELTA, Ranked, rank
@@ -50,13 +50,15 @@ class Choice:
     Args:
         recipe: the winner's name.
         call: the function that runs it.
-        reason: one sentence.
+        reason: two sentences: what queries are worth here, and why this recipe is taken.
         ranking: all recipes, best first; those that cannot be used come last, with the obstacle.
         settings: where to start.
         protects: what is protected as one.
         crossing: ε from which one response per row is worth more than one noisy moment; None where they do not cross.
         alike: the measured data sets it was compared on, nearest first.
         notes: what else to know.
+        worth: the first sentence of the reason.
+        problem: what was asked, as arguments of `choose`.
     """
 
     recipe: str
@@ -68,6 +70,8 @@ class Choice:
     crossing: float | None = None
     alike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    worth: str = ""
+    problem: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
     @property
     def price(self) -> str:
@@ -79,7 +83,8 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
-        return {**asdict(self), "settings": dict(self.settings), "price": self.price}
+        plain = {"settings": dict(self.settings), "problem": dict(self.problem)}
+        return {**asdict(self), **plain, "price": self.price}
 
 
 def choose(
@@ -142,10 +147,17 @@ def choose(
     # As many rows of two classes, low and high, are what numbers are worth.
     case = Case(num_rows, 2 if num_classes is None else num_classes, feature_dim, modality, delta)
     if num_classes is None:
-        return _for_numbers(case, epsilon, notes)
-    if cap > 1:
-        return _for_users(case, epsilon, cap, notes)
-    return _for_classes(case, epsilon, device, hours, notes)
+        found = _for_numbers(case, epsilon, notes)
+    elif cap > 1:
+        found = _for_users(case, epsilon, cap, notes)
+    else:
+        found = _for_classes(case, epsilon, device, hours, notes)
+    asked = {
+        "num_rows": num_rows, "num_classes": num_classes, "epsilon": epsilon, "delta": delta,
+        "feature_dim": feature_dim, "modality": modality, "device": device, "rows_per_user": cap if cap > 1 else None,
+        "hours": hours,
+    }  # fmt: skip
+    return replace(found, problem=asked)
 
 
 def _for_classes(case: Case, epsilon: float, device: str, hours: float, notes: tuple[str, ...]) -> Choice:
@@ -154,31 +166,26 @@ def _for_classes(case: Case, epsilon: float, device: str, hours: float, notes: t
     best, recipe = ranking[0], BY_KEY[ranking[0].recipe]
     cross = crossing(case.num_rows, case.num_classes, case.delta, case.width) if case.delta > 0 else None
     moment, responses = _worths(case, epsilon)
-    if best.regret is None or best.accuracy is None:
-        soon = "" if best.seconds is None else f" in some {best.seconds:.2g} s on one core"
-        standing = f"is taken{soon}; "
-        if recipe.leads is not None:
-            standing += "on tables it was ahead of every single method on average (benchmarks/tabular.py)"
-        else:
-            standing += "nothing of this kind was compared, so this rests on such formulas, of which networks get a "
-            standing += "quarter: on parts of Adult they learnt far less than formulas say"
-    else:
+    if best.regret is not None and best.accuracy is not None:
         left_out = any(one.obstacle for one in ranking)
         far = "to be" if best.regret < 0.05 else f"within {best.regret:.1f} points of"
         standing = f"is expected {far} the best{' that can be used here' if left_out else ''} on what is most like "
         standing += f"this ({' and '.join(alike)})"
-    reason = (
-        f"At ε = {epsilon:g} one noisy sum over all {case.num_rows:,} labels is worth about {count(moment)} clean "
-        f"labels and one private response per row about {count(responses)}"
-        + ("" if cross is None else f" (they cross near ε = {cross:.2g})")
-        + f"; {recipe.key}, which {recipe.idea}, {standing}."
+    elif recipe.leads is not None:
+        standing = "on tables was ahead of every single method on average"
+    else:
+        standing = "is worth most by these formulas, on which this rests, since nothing of the kind was compared"
+    worth = (
+        f"At ε = {epsilon:g} one noisy sum over {case.num_rows:,} labels is worth about {count(moment)} clean labels, "
+        f"and one private response per row about {count(responses)}."
     )
+    reason = f"{worth} The choice is {recipe.key}, which {recipe.idea}, and {standing}."
     blocked = [(one.accuracy or 0.0, one) for one in ranking if one.obstacle and one.accuracy is not None]
     value, one = max(blocked, key=lambda pair: pair[0], default=(0.0, best))
     if best.accuracy is not None and value - best.accuracy >= 1:
         notes = (*notes, f"{one.recipe} could be {value - best.accuracy:.0f} points better, but {one.obstacle}.")
     settings = _settings(recipe, case, epsilon, device)
-    return Choice(recipe.key, recipe.call(), reason, ranking, settings, "label", cross, alike, notes)
+    return Choice(recipe.key, recipe.call(), reason, ranking, settings, "label", cross, alike, notes, worth)
 
 
 def _for_numbers(case: Case, epsilon: float, notes: tuple[str, ...]) -> Choice:
@@ -188,12 +195,13 @@ def _for_numbers(case: Case, epsilon: float, notes: tuple[str, ...]) -> Choice:
     ranking = [Ranked(recipe.key, responses if recipe.pure else moment) for recipe in known]
     ranking.sort(key=lambda one: -one.clean_labels)
     best = BY_KEY[ranking[0].recipe]
-    reason = (
-        f"One noisy sum over all {case.num_rows:,} numbers is worth about {moment:,.0f} clean labels and one private "
-        f"response per row about {responses:,.0f}, so {best.key} is taken; this rests on formulas alone."
+    worth = (
+        f"At ε = {epsilon:g} one noisy sum over {case.num_rows:,} numbers is worth about {count(moment)} clean labels, "
+        f"and one private response per row about {count(responses)}."
     )
+    reason = f"{worth} The choice is {best.key}, which {best.idea}; this rests on formulas alone."
     start = {"epsilon": epsilon, "delta": 0.0 if best.pure else case.delta, **best.shown(case, epsilon)}
-    return Choice(best.key, best.call("numbers"), reason, tuple(ranking), start, "number", notes=notes)
+    return Choice(best.key, best.call("numbers"), reason, tuple(ranking), start, "number", notes=notes, worth=worth)
 
 
 def _for_users(case: Case, epsilon: float, cap: int, notes: tuple[str, ...]) -> Choice:
@@ -208,16 +216,17 @@ def _for_users(case: Case, epsilon: float, cap: int, notes: tuple[str, ...]) -> 
     start: dict[str, str | float | int] = {"epsilon": epsilon, "delta": 0.0, "cap": cap}
     if per_label >= _RESPONSES_FROM or case.delta == 0:
         recipe, ranking = one_by_one, (responses, gradients)
-        why, how = "enough for each response to carry something", "releases one response of every kept row"
+        why, how = "enough for each to carry something", "releases one response of every kept row"
     else:
         recipe, ranking = summed, (gradients, responses)
         why, how = "too little for single responses", "adds one clipped gradient per user"
         start |= {"delta": case.delta, "epochs": 5}
+    worth = f"With up to {cap} labels per user a response can have ε = {per_label:.2g}, {why}."
     reason = (
-        f"With up to {cap} labels per user a response can have ε = {per_label:.2g} only, {why}, so {recipe.key}, which "
-        f"{how}, is expected to do best; in Ghazi et al. 2024, Table 7, the two change places between ε/k = 1 and 2.5."
+        f"{worth} The choice is {recipe.key}, which {how}: in Ghazi et al. 2024, Table 7, gradients and responses "
+        "change places between ε = 1 and 2.5 per label."
     )
-    return Choice(recipe.key, recipe.call(), reason, ranking, start, "user", notes=notes)
+    return Choice(recipe.key, recipe.call(), reason, ranking, start, "user", notes=notes, worth=worth)
 
 
 def _worths(case: Case, epsilon: float) -> tuple[float, float]:

@@ -27,8 +27,19 @@ from labeldp.cli.reproduce import reproduce_table
 from labeldp.cli.train import train
 from labeldp.cli.verify import verify
 
+# Commands that may be called by another name.
+_ALSO = {"choose": "plan"}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class Commands(click.Group):
+    """Commands by their names; `labeldp choose` is `labeldp plan`, as `labeldp.choose` is in Python."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name, or of the name that this one stands for."""
+        return super().get_command(ctx, _ALSO.get(cmd_name, cmd_name))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="labeldp")
 def cli() -> None:
     """Machine learning on private labels.
@@ -49,11 +60,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Outside of standalone mode click hands back the code of an early exit, and None otherwise.
         return cli.main(args=arguments, prog_name="labeldp", standalone_mode=False) or 0
     except click.UsageError as error:
+        if error.ctx is not None and type(error).__name__ == "NoArgsIsHelpError":
+            # A group without a command: whoever types it wants to know what there is.
+            click.echo(error.ctx.get_help())
+            return 0
         where = error.ctx.command_path if error.ctx else "labeldp"
         sentence = f"{' '.join(error.format_message().split()).rstrip('.')} (see: {where} --help)"
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        sentence = error.format_message()
     except (KeyboardInterrupt, click.Abort):
         sentence = "interrupted; nothing was written (a charge already made stays in its journal or store)"
     except ValueError as error:

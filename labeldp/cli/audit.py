@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,7 +22,7 @@ from labeldp.cli.options import Refusal, check_device, delimiter_of, refuse_idle
 @click.option("--epsilon", type=float, help="With --recipe: the epsilon it must stay within.")
 @click.option("--delta", type=float, help="With --recipe.  [default: 1e-7 where the recipe needs one]")
 @click.option("--rows", type=click.IntRange(20), help="With a folder or --recipe: how many canaries; more find more.  "
-              "[default: all rows of a folder's table]")  # fmt: skip
+              "[default: all rows of a folder's table, at most 100,000]")  # fmt: skip
 @click.option("--candidates", type=click.IntRange(2), help="With --labels: classes a guess is among.  [default: 2]")
 @click.option("--delimiter", help="Of a CSV file: the folder's table, or the original.  [default: a comma; a tab for "
               ".tsv]")  # fmt: skip
@@ -75,7 +77,10 @@ def audit(
 
         device = device or "cpu"
         check_device(device)
-        audited = audit_folder(private, table, canaries=rows, delimiter=delimiter, device=device, confidence=confidence)
+        tell = partial(click.echo, err=True) if sys.stderr.isatty() and not as_json else lambda _: None
+        audited = audit_folder(
+            private, table, canaries=rows, delimiter=delimiter, device=device, confidence=confidence, report=tell
+        )
         found, printed = audited.result, audited.to_json()
         verdict = f"{audited.verdict}\nKept in {keep_audit(audited, private)}; see it with: labeldp report {private}"
     elif private is not None:

@@ -84,7 +84,7 @@ def create(
     labeldp budget create patients.parquet --name patients --label diagnosis \\
         --classes none,mild,severe --epsilon 2 --id patient_number
     """
-    from labeldp.budgets.calibrate import usual_delta
+    from labeldp.budgets.calibrate import check_delta, usual_delta
     from labeldp.core.ledger import Budget
     from labeldp.data.door import read_ids, seal_column
 
@@ -102,6 +102,7 @@ def create(
     _check_id(id_column, label)
     ids = None if id_column is None else read_ids(table, id_column, delimiter)
     store = store_of.open(where, key=key)
+    check_delta(delta or 0.0, vault.ledger.num_rows, vault.unit.counted)
     if delta is None:
         # The same command again changes nothing, also for a budget that an earlier version made with another default.
         made = next((each.budget.delta for each in store.datasets() if each.name == name), None)
@@ -144,12 +145,15 @@ def history(name: str, as_json: bool, out: Path | None, sign: Path | None, where
     store = store_class().open(where, key=key, create=False)
     entries = store.history(name)
     if out is not None:
+        from labeldp.results.card import counted
         from labeldp.results.verify import write_history
 
         kept, charges = _dataset_values(store, store.dataset(name)), [_entry_values(entry) for entry in entries]
         write_history(out, {"store": shown_address(where), "dataset": kept, "charges": charges})
         put_signature(out, signer)
-        click.echo(f"{out}: {len(charges)} charges{'' if signer is None else f', signed by {signer.public}'}.")
+        click.echo(
+            f"{out}: {counted(len(charges), 'charge')}{'' if signer is None else f', signed by {signer.public}'}."
+        )
         return
     if as_json:
         click.echo(json.dumps([_entry_values(entry) for entry in entries]))
@@ -240,16 +244,18 @@ def store_class() -> type[BudgetStore]:
 
 
 def _described(kept: DataSet) -> str:
-    whose = f" of {kept.units:,} users" if kept.grouping else ""
+    from labeldp.results.card import counted
+
+    whose = f" of {counted(kept.units, 'user')}" if kept.grouping else ""
     budget = f"epsilon {kept.budget.epsilon:g}, delta {kept.budget.delta:g} for {kept.unit.protects}"
     known = ", known by their ids" if kept.bound else ""
-    return f"{kept.num_rows:,} labels{whose} in {kept.num_classes} classes{known}, with a budget of {budget}"
+    return f"{counted(kept.num_rows, 'label')}{whose} in {kept.num_classes} classes{known}, with a budget of {budget}"
 
 
 def _dataset_words(store: BudgetStore, kept: DataSet) -> str:
-    from labeldp.results.card import at_most
+    from labeldp.results.card import at_most, counted
 
-    spent, charges = at_most(store.epsilon(kept.name)), f"{kept.charges} charge{'' if kept.charges == 1 else 's'}"
+    spent, charges = at_most(store.epsilon(kept.name)), counted(kept.charges, "charge")
     return (
         f"{kept.name}: {_described(kept)}\n"
         f"  spent    epsilon {spent} of {kept.budget.epsilon:g}, in {charges}\n"
@@ -267,10 +273,10 @@ def _dataset_values(store: BudgetStore, kept: DataSet) -> dict[str, Any]:
 
 
 def _entry_words(entry: Entry) -> str:
-    from labeldp.results.card import at_most
+    from labeldp.results.card import at_most, counted
 
     who = f"{entry.who}@{entry.host}" if entry.host else entry.who
-    query = f"{entry.times} × {entry.event} at {entry.rows:,} rows"
+    query = f"{entry.times} × {entry.event} at {counted(entry.rows, 'row')}"
     return f"{entry.number:>4}  {entry.time}  {who}  {query}  epsilon so far {at_most(entry.epsilon)}  {entry.note}"
 
 

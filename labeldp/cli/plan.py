@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from labeldp.cli.columns import listing, table_file, with_columns
 from labeldp.cli.options import Refusal, delimiter_of, names_in
 
-# Numbers per row that a column becomes, where it is not one: guessed rather than counted.
-_WIDTHS = {"category": 16, "text": 128}
+if TYPE_CHECKING:
+    from labeldp.data.kinds import Reading
+
+_KINDS = ("number", "date", "category", "text", "vector")
+# Values up to which a category has a number per row for each, and how many numbers all others share (`Table`).
+_ONE_HOT, _HASHED = 64, 256
+# Numbers per row that prose becomes, all of it together at most (`Text`).
+_TEXT, _MOST_TEXT = 128, 512
 
 
 @click.command()
@@ -21,9 +28,10 @@ _WIDTHS = {"category": 16, "text": 128}
 @click.option("--classes", help="How many classes the label can take, or their names, comma-separated.")
 @click.option("--regression", is_flag=True, help="The labels are numbers, not classes.")
 @click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
-@click.option("--delta", type=float, default=1e-5, show_default=True, help="0 leaves out what needs Gaussian noise.")
+@click.option("--delta", type=float, help="0 leaves out what needs Gaussian noise.  [default: as for labeldp train, a "
+              "tenth of one over the rows, at most 1e-5]")  # fmt: skip
 @click.option("--features", type=click.IntRange(1), help="Numbers per row of the public features.  [with a table: "
-              "guessed from its columns]")  # fmt: skip
+              "counted in its columns]")  # fmt: skip
 @click.option("--modality", type=click.Choice(("images", "table", "text", "embeddings")),
               help="What the features are.  [default: images; with a table: table]")  # fmt: skip
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True,
@@ -41,7 +49,7 @@ def plan(
     classes: str | None,
     regression: bool,
     epsilon: float,
-    delta: float,
+    delta: float | None,
     features: int | None,
     modality: str | None,
     device: str,
@@ -59,12 +67,14 @@ def plan(
     """Find which recipe is expected to do best, and why: from public numbers, before anything is spent.
 
     Give the numbers, or a Parquet or CSV file: then rows are counted, it is said how each public column would be read,
-    and the label column is not looked at.
+    and the label column is not looked at. As labeldp train does, a tenth of the rows of a table is set aside. May also
+    be called as labeldp choose.
 
     \b
     labeldp plan --rows 60000 --classes 10 --epsilon 0.1 --features 784 --device cuda
     labeldp plan patients.parquet --label diagnosis --classes none,mild,severe --epsilon 1
     """
+    from labeldp.budgets.calibrate import usual_delta
     from labeldp.choosing.choice import choose
 
     if not classes and not regression:
@@ -82,6 +92,7 @@ def plan(
     found = None
     if table is not None:
         from labeldp.data.door import read_columns
+        from labeldp.recipes.holdout import rows_set_aside
 
         if label is None:
             raise Refusal("--label is missing: name the secret column, so that it is left out of what is looked at")
@@ -92,15 +103,18 @@ def plan(
         how: dict[str, Any] = {name: columns or () for name, columns in declared.items()}
         with table_file(table) as path:
             found = read_columns(path, label, **how, delimiter=delimiter_of(delimiter))
-        rows = len(found.features)
-        features = features or sum(_WIDTHS.get(one.kind, one.size) for one in found.columns)
+        features = features or width_of(found.readings)
+        # What labeldp train would do: set rows aside to measure the model with, and learn from the others.
+        whole = len(found.features)
+        aside = rows_set_aside(whole, 0 if rows_per_user else None, seed=0)
+        rows = whole - (0 if aside is None else len(aside))
     elif label is not None or delimiter is not None or any(declared.values()):
         raise Refusal("--label, --delimiter, --drop and kinds of columns belong to a table; name its file, or leave "
                       "them out")  # fmt: skip
     elif rows is None:
         raise Refusal("give --rows, the number of labels, or the file of a table to count them in")
     choice = choose(
-        rows, many, epsilon, delta,
+        rows, many, epsilon, usual_delta(rows if found is None else len(found.features)) if delta is None else delta,
         feature_dim=features, modality=modality or ("images" if table is None else "table"), device=device,
         rows_per_user=rows_per_user, hours=hours,
     )  # fmt: skip
@@ -113,3 +127,18 @@ def plan(
     show(choice)
     if found is not None:
         click.echo("\n" + listing(found.readings, found.note))
+
+
+def width_of(readings: Sequence[Reading]) -> int:
+    """Return how many numbers per row the public columns of a table become, as `labeldp train` encodes them.
+
+    A number is one, and a second that marks missing ones; a category has one for each of its values, or all of those
+    with many share some; prose is projected on a few directions.
+    """
+    kinds = {kind: [one for one in readings if one.column and one.column.kind == kind] for kind in _KINDS}
+    vectors = sum(one.column.size for one in kinds["vector"] if one.column)
+    numbers = sum(1 + bool(one.missing) for one in (*kinds["number"], *kinds["date"]))
+    values = [(one.distinct or 0) + bool(one.missing) for one in kinds["category"]]
+    categories = sum(many for many in values if many <= _ONE_HOT) + _HASHED * any(many > _ONE_HOT for many in values)
+    prose = len(kinds["text"])
+    return max(1, vectors + numbers + categories + prose * min(_TEXT, _MOST_TEXT // max(prose, 1)))

@@ -71,6 +71,8 @@ def predict(
             )
         if not out.parent.is_dir():
             raise OptionError(f"the folder {str(out.parent)!r} does not exist; create it, or choose another --out")
+        if not os.access(out.parent, os.W_OK):
+            raise _unwritable(out, "Permission denied")
     elif sign is not None:
         raise OptionError("--sign needs --out: there is no file to sign")
     signer = signing_key(sign, out)
@@ -90,12 +92,21 @@ def predict(
         pacsv.write_csv(found, sink)
         click.echo(sink.getvalue().to_pybytes(), nl=False)
         return
-    _write(found, out, option_values(ctx, without=("out", "quiet", "json")))
+    try:
+        _write(found, out, option_values(ctx, without=("out", "quiet", "json")))
+    except OSError as error:
+        raise _unwritable(out, os.strerror(error.errno) if error.errno else type(error).__name__) from None
     put_signature(out, signer)
     if as_json:
         click.echo(json.dumps({"file": str(out), "rows": found.num_rows, "columns": found.column_names}))
     elif not quiet:
-        click.echo(f"{out}: {found.num_rows:,} rows predicted by {folder}, at no further cost to any label.")
+        from labeldp.results.card import counted
+
+        click.echo(f"{out}: {counted(found.num_rows, 'row')} predicted by {folder}, at no further cost to any label.")
+
+
+def _unwritable(out: Path, why: str) -> OptionError:
+    return OptionError(f"{str(out)!r} cannot be written ({why}); choose an --out where you may write and there is room")
 
 
 def _config_path(out: Path) -> Path:

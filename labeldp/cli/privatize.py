@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +13,10 @@ import click
 from labeldp.cli.budget import BESIDE, account_of
 from labeldp.cli.keys import put_signature, signing_key, with_signature
 from labeldp.cli.options import Refusal, declared, delimiter_of, names_in, refuse_idle, with_rows
+from labeldp.cli.progress import shown
 
 if TYPE_CHECKING:
     from labeldp.core.certificate import Certificate
-    from labeldp.data.request import Report
 
 MECHANISMS = ("randomized-response", "prior-response", "top-k-response", "bit-flip", "laplace-one-hot")
 
@@ -67,9 +65,10 @@ def privatize(
 ) -> None:
     """Replace a label column by a private one and write a certificate beside it.
 
-    Works on Parquet and CSV in a stream; all other columns and the row order stay as they are. The output may
-    be given to anyone: epsilon holds whatever they do with it. Spending adds up over releases of the same
-    column, so keep a --journal, or give the column a budget in a --store that all its users share.
+    Works on Parquet and CSV in a stream, and on a folder of Parquet files, of which it makes one file; all other
+    columns and the row order stay as they are. The output may be given to anyone: epsilon holds whatever they do with
+    it. Spending adds up over releases of the same column, so keep a --journal, or give the column a budget in a
+    --store that all its users share.
 
     \b
     labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\
@@ -83,6 +82,8 @@ def privatize(
     names = declared(classes)
     if store is not None:
         refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
+    if source.is_file() and not tables.has_rows(source, delimiter):
+        raise Refusal(f"{source.name} has no rows, and there is nothing to privatize; give a table with some")
     charged: Any
     if journal is not None or budget is not None:
         refuse_idle("--journal", key=key, id=id_column)
@@ -106,10 +107,11 @@ def privatize(
         if charged is None:
             refuse_idle("a run without --store", key=key, id=id_column)
     priors, rng = names_in(prior_columns), SecureRandom(insecure_seed)
-    with _progress(source.name, quiet or as_json) as report:
+    with shown(source.name, silent=quiet or as_json) as show:
         certificate = tables.privatize(
             source, target, label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
-            prior_columns=priors, users=user, delimiter=delimiter, journal=charged, rng=rng, report=report,
+            prior_columns=priors, users=user, delimiter=delimiter, journal=charged, rng=rng,
+            report=None if show is None else lambda rows, share: show(source.name, f"{rows:,} rows", share, ""),
         )  # fmt: skip
     put_signature(target, signer)
     if as_json:
@@ -118,31 +120,13 @@ def privatize(
         click.echo(_summary(certificate, target))
 
 
-@contextmanager
-def _progress(what: str, silent: bool) -> Generator[Report | None]:
-    """Show a progress bar on stderr, or nothing."""
-    if silent:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[rows]:,} rows"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=1.0, rows=0)
-        yield lambda rows, fraction: bar.update(task, completed=fraction, rows=rows)
-
-
 def _summary(certificate: Certificate, target: Path) -> str:
     from labeldp.core.ledger import ONE_LABEL
     from labeldp.data.tables import certificate_path
-    from labeldp.results.card import at_most, odds_in_words
+    from labeldp.results.card import at_most, counted, odds_in_words
 
-    counted = f"{sum(group.rows for group in certificate.groups):,}"
-    what = f"{counted} labels" if certificate.unit == ONE_LABEL else f"the labels of {counted} users"
+    number, one = sum(group.rows for group in certificate.groups), certificate.unit == ONE_LABEL
+    what = counted(number, "label") if one else f"the labels of {counted(number, 'user')}"
     channel = (certificate.release or {})["mechanism"]
     lines = [
         f"{target}: {what} privatized by {channel['mechanism']} at epsilon {at_most(certificate.epsilon)}.",

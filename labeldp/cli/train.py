@@ -32,7 +32,9 @@ from labeldp.cli.options import (
     refuse_idle,
     with_rows,
 )
+from labeldp.cli.progress import shown
 from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
+from labeldp.results.card import counted
 
 if TYPE_CHECKING:
     from labeldp.data.door import PrivateData
@@ -42,6 +44,8 @@ TASKS = ("classification", "regression")
 # Bytes that a model, its card and its measures may take: heads and the small networks have a few million numbers.
 _ROOM = 64 << 20
 Report = Callable[[Any], None]
+# Shares of rows set aside from which a summary doubts the labels: of one class, and cut off at the declared range.
+_ONE_CLASS, _CUT_OFF = 0.99, 0.01
 
 
 @click.command()
@@ -114,10 +118,10 @@ def train(
 ) -> None:
     """Train a model on secret labels and write it to a folder, with its certificate.
 
-    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, or the name
-    of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist, cifar10, cifar100,
-    cinic10). Every other column is a public feature; missing cells are fine. The folder may be given to anyone:
-    epsilon holds whatever they do with it.
+    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, a folder of
+    Parquet files, or the name of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist,
+    cifar10, cifar100, cinic10). Every other column is a public feature; missing cells are fine. The folder that is
+    written may be given to anyone: epsilon holds whatever they do with it.
 
     TABLE may also be what labeldp privatize wrote, with its certificate beside it: the model then learns from the
     responses, the certificate says all that must be known, and no further privacy is spent.
@@ -164,7 +168,7 @@ def train(
         _progress(table, epsilon, quiet or as_json) as report,
     ):
         if data is None:
-            data = _data(path, label, classes, bounds, {**how, "delimiter": delimiter})
+            data = _data(path, label, classes, bounds, how | {"delimiter": delimiter}, _rows_read(report, begun))
         paid_by = None
         if isinstance(data.vault, LabelVault):
             # A store knows users by the ids of users, and rows by those of rows.
@@ -173,8 +177,8 @@ def train(
         weights = _weights(class_weight or (), data.classes)
         training = needed_training()
         if dry_run:
-            what = "labels can be trained on" if note is None else "responses can be learnt from"
-            click.echo(f"{table}: {len(data):,} {what}; nothing was spent and nothing written.")
+            what, use = ("label", "trained on") if note is None else ("response", "learnt from")
+            click.echo(f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing written.")
             if data.readings and not (quiet or as_json):
                 click.echo(listing(data.readings, data.note))
             return
@@ -193,7 +197,7 @@ def train(
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
         click.echo(json.dumps({**found, "certificate": written.to_json()}))
     elif not quiet:
-        click.echo(_summary(result, out, data, time.perf_counter() - begun))
+        click.echo(_summary(result, out, data, time.perf_counter() - begun, paid_by is not None))
 
 
 def _check_task(
@@ -232,6 +236,7 @@ def _data(
     classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
     how: Mapping[str, Any],
+    report: Callable[[int], None] | None,
 ) -> PrivateData:
     """Read the table or data set; `how` are the arguments of `labeldp.data.read` that only tables take."""
     from labeldp.data.door import NAMES, read
@@ -253,7 +258,7 @@ def _data(
     if label is None:
         raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
     if bounds is not None:
-        return read(table, label, bounds=bounds, **how)
+        return read(table, label, bounds=bounds, report=report, **how)
     if not classes:
         raise OptionError(
             "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
@@ -261,7 +266,16 @@ def _data(
         )
     if len(classes) < 2:
         raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
-    return read(table, label, classes, **how)
+    return read(table, label, classes, report=report, **how)
+
+
+def _rows_read(report: Report | None, begun: float) -> Callable[[int], None] | None:
+    """Return what reports how many rows of a big table were read; None where nobody wants to know."""
+    if report is None:
+        return None
+    from labeldp.learning.progress import Progress
+
+    return lambda rows: report(Progress("reading", f"{rows:,} rows", time.perf_counter() - begun))
 
 
 def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: Mapping[str, Any]) -> PrivateData:
@@ -307,7 +321,24 @@ def _weights(given: Sequence[str], classes: Sequence[str]) -> dict[str, float] |
     return found or None
 
 
-def _summary(result: Any, out: Path, data: PrivateData, seconds: float) -> str:
+def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
+    """Yield what was measured and may be a mistake: a model no better than one class, labels that are cut off."""
+    common, cut = own.commonest(), own.measures.get("at_bounds")
+    if common is not None:
+        name, share = common
+        yield f"Always predicting {name!r} would be right on {share:.1%} of them." + (
+            " Nearly all labels are of this class: check the label column, or give rare classes a --class-weight."
+            if share > _ONE_CLASS else ""
+        )  # fmt: skip
+    if cut is not None and cut.value - cut.margin > _CUT_OFF and data.bounds is not None:
+        low, high = data.bounds
+        yield (
+            f"About {cut.value:.1%} ± {100 * cut.margin:.1f} of the labels lie at a bound of --range {low:g} {high:g}, "
+            "where those beyond are cut off; choose a wider range, from what is known of the quantity."
+        )
+
+
+def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged: bool) -> str:
     from labeldp.results.card import at_most, promise
     from labeldp.results.evaluation import evaluation_of
 
@@ -324,46 +355,40 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float) -> str:
     lines += summary(data.readings, data.note) if data.readings else []
     if own:
         found = own.words("accuracy", "auc", "r2", "mean_absolute_error")
-        lines.append(f"On {own.rows:,} rows set aside, whose labels paid for this only: {found}.")
+        lines.append(f"On {counted(own.rows, 'row')} set aside, whose labels paid for this only: {found}.")
+        lines += _doubts(own, data)
     if test:
         if "accuracy" in test:
             found = f"accuracy {test['accuracy']:.1%}" + (f", AUC {test['auc']:.3f}" if "auc" in test else "")
         else:
             share = f"R² {test['r2']:.3f}, " if "r2" in test else ""
             found = f"{share}mean absolute error {test['mean_absolute_error']:.4g}"
-        lines.append(f"On {test['rows']:,} rows with open labels: {found}.")
+        lines.append(f"On {counted(test['rows'], 'row')} with open labels: {found}.")
         if "training_rows_left_out" in test:
-            lines.append(f"Left out of that: {test['training_rows_left_out']:,} rows that are training rows too.")
+            left = test["training_rows_left_out"]
+            both = "is a training row" if left == 1 else "are training rows"
+            lines.append(f"Left out of that: {counted(left, 'row')} that {both} too.")
+    if not charged and not result.story.released:
+        lines.append("No budget store was charged: what else is released of these labels adds up (labeldp budget).")
     return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
 
 
 @contextmanager
 def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None]:
     """Show phase, epsilon spent and time left on a terminal's stderr, or nothing."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if silent or not console.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
     from labeldp.results.card import at_most
 
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-        TextColumn("ε {task.fields[spent]} of {task.fields[allowed]:g}"), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"{Path(what).name}: reading", total=None, spent="0", allowed=epsilon)
+    name, spent = Path(what).name, "0"
+    with shown(f"{name}: reading", f"ε 0 of {epsilon:g}", silent=silent) as show:
+        if show is None:
+            yield None
+            return
 
         def report(progress: Any) -> None:
-            shown: dict[str, Any] = {}
+            nonlocal spent
             if progress.epsilon is not None:
                 # Rounded up: by the steps drawn so far, or by all queries where they are paid for at once.
-                shown["spent"] = at_most(progress.epsilon, 3)
-            total = None if progress.share is None else 1.0
-            shown_as = f"{Path(what).name}: {progress.phase}, {progress.detail}"
-            bar.update(task, description=shown_as, completed=progress.share or 0.0, total=total, **shown)
+                spent = at_most(progress.epsilon, 3)
+            show(f"{name}: {progress.phase}", progress.detail, progress.share, f"ε {spent} of {epsilon:g}")
 
         yield report

@@ -81,7 +81,9 @@ class Ledger:
         [(2, 1, 1), (1, 1, 2)]
         """
         asked = [rows for _, _, rows in charges if rows is not None]
-        anyone = np.unique(np.concatenate(asked)) if len(asked) == len(charges) > 0 else None
+        anyone = None
+        if len(asked) == len(charges) > 0:
+            anyone = asked[0] if len(asked) == 1 else np.unique(np.concatenate(asked))
         # An empty plan for everyone who is asked anything, and then the queries.
         ledger = self._changed(anyone, lambda plans: (*plans, ())) if charges else self
         for event, times, rows in charges:

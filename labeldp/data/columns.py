@@ -20,6 +20,7 @@ from labeldp.data.csv import CsvTable, open_csv
 from labeldp.data.kinds import ABSENT, Column, best_format, is_prose, is_text, kind_of, written_dates, written_numbers
 from labeldp.data.labels import is_missing, pc
 from labeldp.data.parquet import ParquetTable, open_parquet
+from labeldp.data.parquet_folder import open_parquet_folder
 from labeldp.data.request import TableError, column_advice, listed
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
@@ -64,6 +65,9 @@ def numbers(values: Any, name: str, like: Column | None = None, strays: bool = F
     return found
 
 
+_BOOLEANS = {"true": 1.0, "false": 0.0}
+
+
 def _written(values: Any, like: Column, strays: bool) -> Any:
     """Return the numbers or dates that texts are, NaN for cells that are none."""
     coded = pc.utf8_trim_whitespace(values.cast(pa.large_string())).combine_chunks().dictionary_encode()
@@ -72,6 +76,9 @@ def _written(values: Any, like: Column, strays: bool) -> Any:
         found = written_dates(texts, like.format or best_format(texts, np.ones(len(texts), np.int64)))
     else:
         found = written_numbers(texts, like.decimal)
+        # Booleans are numbers, and some files hold them as words.
+        words = np.array([_BOOLEANS.get(text.casefold(), np.nan) for text in texts.to_pylist()])
+        found = np.where(np.isnan(found), words, found)
     known = {"", *like.absent}
     others = [text for text, one in zip(texts.to_pylist(), found, strict=True) if np.isnan(one) and text not in known]
     odd = [text for text in others if text.casefold() not in ABSENT]
@@ -103,12 +110,19 @@ def texts(values: Any, name: str, missing: str) -> Any:
 
 
 def open_table(path: Path, delimiter: str | None = None, argument: str = "") -> CsvTable | ParquetTable:
-    """Open a Parquet or CSV file: its footer or header is read, and nothing else. `argument` is for messages."""
+    """Open a Parquet or CSV file, or a folder of Parquet files: footers or the header are read, and nothing else.
+
+    `argument` is for messages.
+    """
     where = f"{argument}={str(path)!r}" if argument else repr(str(path))
     if path.is_dir():
+        found = open_parquet_folder(path)
+        if found is not None and delimiter is None:
+            return found
         raise TableError(
-            f"{where} is a folder; give the path of one Parquet or CSV file. Images are given by the name of a data "
-            "set, or in Python as an array (n, channels, height, width) to LabelDPClassifier"
+            f"{where} is a folder without Parquet files; give one with them, or one Parquet or CSV file. Images "
+            "are given by the name of a data set, or in Python as an array (n, channels, height, width) to "
+            "LabelDPClassifier"
         )
     kind = Path(path.stem if path.suffix.lower() in COMPRESSED else path).suffix.lower()
     if kind not in TEXT + PARQUET or (kind in PARQUET and path.suffix.lower() != kind):
@@ -130,7 +144,11 @@ def read_public(
 ) -> pa.Table:
     """Read a Parquet or CSV file but for the columns `without`, which must be there and stay unread."""
     source = open_table(path, delimiter)
-    names = source.names
+    return _with_rows(source.read(public_names(path, source.names, without), as_text), path)
+
+
+def public_names(path: Path, names: list[str], without: Sequence[str]) -> list[str]:
+    """Return the columns of a file but for those `without`, which must be there; TableError where none is left."""
     missing = [name for name in without if names.count(name) != 1]
     if missing:
         advice = column_advice(missing[0], names)
@@ -141,14 +159,14 @@ def read_public(
         raise TableError(f"{path.name} has several columns named {listed(twice)}; rename all but one of each")
     if not kept:
         raise TableError(f"{path.name} has no column beside {listed(without)}; give a table with public features")
-    return _with_rows(source.read(kept, as_text), path)
+    return kept
 
 
 def read_one(path: Path, name: str, delimiter: str | None = None) -> Any:
     """Read one column of a Parquet or CSV file, and nothing else; that of a CSV file as the text that stands there."""
     source = open_table(path, delimiter)
     if source.names.count(name) != 1:
-        raise TableError(f"there is no single column {name!r} in {path.name}; check the spelling (case matters)")
+        raise TableError(f"there is no single column {name!r} in {path.name}; {column_advice(name, source.names)}")
     return source.read([name], as_text=[name]).column(0)
 
 
@@ -157,14 +175,19 @@ def read_like(
 ) -> tuple[pa.Table, pa.Table]:
     """Read the columns that a model was trained on, conformed, and those to `keep` as they are; no others are read."""
     source = open_table(path, delimiter)
-    for name in keep:
-        if name not in source.names:
-            raise TableError(f"--keep: there is no column {name!r} in {path}; check the spelling (case matters)")
-    _check_present(columns, source.names)
+    check_like(path, source.names, columns, keep)
     written = [column.name for column in columns if column.as_text]
     wanted = dict.fromkeys([*(column.name for column in columns), *keep])
     table = _with_rows(source.read(list(wanted), (*written, *keep)), path)
     return conformed(table, columns), table.select(list(keep))
+
+
+def check_like(path: Path, names: list[str], columns: Sequence[Column], keep: Sequence[str]) -> None:
+    """Raise TableError unless all columns of a model, and all that are to be kept, are among the names."""
+    for name in keep:
+        if name not in names:
+            raise TableError(f"--keep: there is no column {name!r} in {path}; check the spelling (case matters)")
+    _check_present(columns, names)
 
 
 def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) -> pa.Table:
@@ -199,7 +222,10 @@ def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) 
 
 
 def _check_present(columns: Sequence[Column], names: list[str]) -> None:
-    missing = [column.name for column in columns if names.count(column.name) != 1]
+    twice = [column.name for column in columns if names.count(column.name) > 1]
+    if twice:
+        raise TableError(f"the table has several columns named {listed(twice)}; rename all but one of each")
+    missing = [column.name for column in columns if column.name not in names]
     if missing:
         raise TableError(
             f"the table lacks {listed(missing)}, which the model was trained on, among {len(names)} columns. Give a "
@@ -259,6 +285,13 @@ class Layout:
         )
         return (*tables, np.stack(prose, axis=1)) if prose else tables
 
+    def factors(self, columns: list[Any]) -> tuple[npt.NDArray[Any], list[Any]] | None:
+        """Return numbers, (n, a), and categories, as `read_frame` has them with `factors`; None where kinds changed."""
+        if any(isinstance(one, tuple) == numeric for one, numeric in zip(columns, self.numeric, strict=True)):
+            return None
+        floats, words = ([one for one in columns if isinstance(one, tuple) is kind] for kind in (False, True))
+        return np.stack(floats, axis=1) if floats else np.empty((len(words[0][1]), 0)), words
+
 
 def is_frame(inputs: object) -> bool:
     """Return whether it is a table with named columns: pandas, polars or Arrow; none is imported to find out."""
@@ -279,9 +312,12 @@ def arrow_table(frame: Any) -> pa.Table:
     return pa.table({str(name): _arrow_column(frame[name]) for name in names_of(frame)})
 
 
-def read_frame(frame: Any) -> list[npt.NDArray[Any]]:
-    """Return one array per column: float64 for numbers, text for categories, text as objects for prose."""
-    found = []
+def read_frame(frame: Any, factors: bool = False) -> list[Any]:
+    """Return one array per column: float64 for numbers, text for categories, text as objects for prose.
+
+    With `factors` texts come as their values and, per row, which it is: soon done, and all that categories need.
+    """
+    found: list[Any] = []
     for name in names_of(frame):
         column = _arrow_column(frame[name])
         kind = kind_of(str(name), column.type)
@@ -292,6 +328,12 @@ def read_frame(frame: Any) -> list[npt.NDArray[Any]]:
             continue
         said = (frame.schema.field(name).metadata or {}).get(_KIND) if isinstance(frame, pa.Table) else None
         values = texts(column, str(name), MISSING)
+        if factors:
+            coded = pc.dictionary_encode(values)
+            coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
+            known = np.asarray(coded.dictionary.to_pylist(), dtype=str)
+            found.append((known, np.asarray(coded.indices)))
+            continue
         prose = said == b"text" if said else _is_prose(values)
         found.append(np.asarray(values.to_pylist(), dtype=object if prose else str))
     return found
@@ -340,6 +382,8 @@ def _object_column(where: str, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def comes_in_parts(inputs: Any) -> bool:
     """Return whether some rows are read as all would be: types are the columns', not found in their values."""
+    if hasattr(inputs, "parts"):
+        return True
     if isinstance(inputs, np.ndarray):
         return inputs.ndim == 2 and inputs.dtype.kind in "biuf"
     # A pandas column of objects may hold anything.
@@ -347,7 +391,10 @@ def comes_in_parts(inputs: Any) -> bool:
 
 
 def parts_of(inputs: Any, at_once: int) -> Iterator[Any]:
-    """Yield all rows, so many at a time; none is copied."""
+    """Yield all rows, so many at a time; none is copied. Rows that lie in files come as they are read."""
+    if hasattr(inputs, "parts"):
+        yield from inputs.parts()
+        return
     for start in range(0, len(inputs), at_once):
         if hasattr(inputs, "slice"):
             yield inputs.slice(start, at_once)

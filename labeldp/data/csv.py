@@ -9,7 +9,7 @@ it, which numpy can tell for a whole block.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,13 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pacsv
+from pyarrow import types as kinds
 
+from labeldp.data.kinds import written_dates
 from labeldp.data.labels import arrow_bytes, arrow_numbers, arrow_pieces, numpy_numbers, pc, places_in
 from labeldp.data.request import Codes, Report, Request, Sealer, TableError, check_prior, column_advice
 from labeldp.releases import FloatArray, IntArray
 
 BLOCK_BYTES = 2 << 20
 MAX_RECORD_BYTES = 64 << 20
+# Records that Arrow reads at once.
+_ARROW_BYTES = 16 << 20
 BOM = b"\xef\xbb\xbf"
 _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
 _NO_BYTES = arrow_bytes([b""])
@@ -243,6 +247,10 @@ class CsvTable:
             raise TableError(f"{argument}: there is no single column {name!r}; {column_advice(name, names)}")
         return names.index(name)
 
+    def has_rows(self) -> bool:
+        """Return whether there is a record after the header; no more is read than it takes."""
+        return any(isinstance(part, Records) for part, _ in self._parts())
+
     def count_rows(self) -> int:
         """Return the number of records after the header."""
         return sum(len(records) for records, _ in self._parts() if isinstance(records, Records))
@@ -257,15 +265,89 @@ class CsvTable:
             return pacsv.read_csv(self.path, pacsv.ReadOptions(block_size=16 << 20), parse, convert)
         except (pa.ArrowException, UnicodeError, OSError):
             # Its message may quote a whole line, label included; ours has the number of the row, where that is it.
-            wrong = (
-                "cannot be read as CSV; check that every line has as many fields as the header, give the --delimiter, "
-                "and save it as UTF-8"
-            )
+            wrong = True
+        if wrong:
+            raise TableError(self._wrong())
+
+    def _wrong(self) -> str:
+        """Say what is wrong with the file, and in which row where that can be told."""
+        wrong = (
+            "cannot be read as CSV; check that every line has as many fields as the header, give the --delimiter, and "
+            "save it as UTF-8"
+        )
         try:
             self.count_rows()
         except TableError as error:
             wrong = str(error)
-        raise TableError(f"{self.path.name}: {wrong}")
+        return f"{self.path.name}: {wrong}"
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes there are."""
+        return self.path.stat().st_size
+
+    def batches(self, names: Sequence[str], types: Mapping[str, pa.DataType] | None = None) -> Iterator[pa.Table]:
+        """Yield these columns and no others, block by block: as text, or of these types where every cell is.
+
+        A column of another block that has other cells is text there, and is read as `typed` would.
+        """
+        texts = dict.fromkeys(names, pa.string())
+        wanted = texts if types is None else {name: _widest(types[name]) for name in names}
+        for block in self._blocks():
+            found = None if types is None else self._block(block, wanted)
+            if found is None:
+                found = self._block(block, texts)
+            if found is None:
+                raise TableError(self._wrong())
+            if types is not None and found.schema.types != list(wanted.values()):
+                found = pa.table({name: _of_type(found.column(name), wanted[name], name) for name in names})
+            if len(found):
+                yield found
+
+    def _block(self, block: bytes, wanted: Mapping[str, pa.DataType]) -> pa.Table | None:
+        """Return the columns of some records, of these types; None where a cell is not, or a line is no record."""
+        parse = pacsv.ParseOptions(delimiter=self.delimiter.decode("ascii"), newlines_in_values=b'"' in block)
+        convert = pacsv.ConvertOptions(include_columns=list(wanted), column_types=dict(wanted))
+        options = pacsv.ReadOptions(block_size=max(1 << 20, len(block) // 4), column_names=self.names)
+        try:
+            return pacsv.read_csv(pa.BufferReader(block), options, parse, convert).combine_chunks()
+        except (pa.ArrowException, UnicodeError):
+            return None
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Yield what follows the header in whole records, some megabytes at a time."""
+        with _reading(self.path), _opened(self.path) as source:
+            source.read(len(self.header.raw))
+            rest = b""
+            while chunk := source.read(_ARROW_BYTES):
+                rest += chunk
+                end = rest.rfind(b"\n")
+                # A line feed inside quotes ends no record.
+                while end >= 0 and b'"' in rest and rest.count(b'"', 0, end) % 2:
+                    end = rest.rfind(b"\n", 0, end)
+                if end >= 0:
+                    yield rest[: end + 1]
+                    rest = rest[end + 1 :]
+            if rest.strip():
+                yield rest
+
+    def lines(self, fewest: int = 0) -> int:
+        """Return the number of records, counted by their line ends where no cell is quoted.
+
+        Where even empty cells would leave room for fewer than `fewest` cells, nothing is counted, and it is 0.
+        """
+        if self.path.suffix.lower() in (".csv", ".tsv", ".txt") and self.size < fewest:
+            return 0
+        rows, last = 0, b"\n"
+        with _reading(self.path), _opened(self.path) as source:
+            source.read(len(self.header.raw))
+            while chunk := source.read(_ARROW_BYTES):
+                if b'"' in chunk:
+                    break
+                rows, last = rows + chunk.count(b"\n"), chunk[-1:]
+            else:
+                return rows + (last != b"\n")
+        return self.count_rows()
 
     def codes(self, label: str, classes: tuple[str, ...]) -> Iterator[tuple[Codes, int]]:
         """Yield class numbers block by block, and how many labels are missing; no other cell is looked at."""
@@ -345,6 +427,51 @@ class CsvWriter:
         return memoryview(joined.buffers()[2])[: size - records.added]
 
 
+def typed(texts: pa.Table, as_text: Sequence[str] = ()) -> pa.Table:
+    """Return columns of texts with the types that Arrow finds in them, as in a file; those of `as_text` stay text.
+
+    >>> typed(pa.table({"a": ["1", ""], "b": ["x", "2"]})).schema.types
+    [DataType(int64), DataType(string)]
+    """
+    sink = pa.BufferOutputStream()
+    pacsv.write_csv(texts, sink)
+    wanted = {name: pa.string() for name in as_text if name in texts.column_names}
+    parse = pacsv.ParseOptions(newlines_in_values=True)
+    # One block: types are those of all rows.
+    options = pacsv.ReadOptions(block_size=max(1 << 20, len(sink.getvalue()) + 1))
+    return pacsv.read_csv(pa.BufferReader(sink.getvalue()), options, parse, pacsv.ConvertOptions(column_types=wanted))
+
+
+def _widest(kind: pa.DataType) -> pa.DataType:
+    """Return the type of which a column is read: whole numbers may have fractions elsewhere; empty ones are text."""
+    return pa.float64() if kinds.is_integer(kind) else pa.string() if kinds.is_null(kind) else kind
+
+
+def _of_type(texts: Any, kind: pa.DataType, name: str) -> Any:
+    """Return a column of texts as its type where every cell is of it; else as text, or missing where it is none."""
+    if kind == texts.type:
+        return texts
+    # What Arrow takes for a missing cell in a column that is no text.
+    nothing = pa.array(pacsv.ConvertOptions().null_values)
+    filled = pc.if_else(pc.is_in(texts, value_set=nothing), None, texts)
+    try:
+        return filled.cast(kind)
+    except pa.ArrowInvalid:
+        pass
+    if kinds.is_boolean(kind):
+        lower = pc.utf8_lower(filled)
+        true, false = (pc.is_in(lower, value_set=pa.array(words)) for words in (["true", "1"], ["false", "0"]))
+        return pc.if_else(true, True, pc.if_else(false, False, None))
+    if kinds.is_date(kind) or kinds.is_timestamp(kind):
+        # As Arrow reads them elsewhere; not by the format that fits these cells best.
+        seconds = written_dates(pc.utf8_trim_whitespace(filled), "%Y-%m-%d")
+        missing = np.isnan(seconds)
+        return pa.array(np.where(missing, 0, seconds).astype(np.int64), mask=missing).cast(pa.timestamp("s"))
+    if kinds.is_floating(kind):
+        return texts
+    raise TableError(f"column {name!r} is {kind} in most rows, and something else in others; mend them, or --drop it")
+
+
 def open_csv(path: Path, delimiter: str | None = None) -> CsvTable:
     """Read the header. No label is looked at.
 
@@ -405,12 +532,34 @@ def _quoted(raw: bytes) -> bytes:
 def cell_codes(cells: Any, classes: tuple[str, ...]) -> tuple[Codes, int]:
     """Return the class numbers of raw cells, −1 where undeclared, and how many cells are missing.
 
-    A field has one plain and one quoted spelling, so comparing with both is as good as unquoting.
+    A field has one plain and one quoted spelling, so comparing with both is as good as unquoting. A number may be
+    written in other ways than its class is: 1.0 is 1, as it is in Parquet.
     """
     found = places_in(cells, _spellings(classes))
     codes = np.where(found >= len(classes), found - len(classes), found)
+    values = _values(classes)
+    if values and (codes < 0).any():
+        for cell in pc.unique(cells.filter(arrow_numbers(codes < 0).cast(pa.bool_()))).to_pylist():
+            if (code := values.get(_number(cell))) is not None:
+                codes[numpy_numbers(pc.equal(cells, pa.scalar(cell, cells.type)).cast(pa.uint8()), np.uint8) > 0] = code
     empty = pc.is_in(cells, value_set=arrow_bytes([b"", b'""'])).cast(pa.uint8())
     return codes, int(np.count_nonzero(numpy_numbers(empty, np.uint8) & (codes < 0)))
+
+
+@lru_cache(maxsize=8)
+def _values(classes: tuple[str, ...]) -> dict[float | None, int]:
+    """Return the number of each class by its value, where all are different finite numbers; else nothing."""
+    found = {_number(name.encode()): code for code, name in enumerate(classes)}
+    return found if len(found) == len(classes) and None not in found else {}
+
+
+def _number(cell: bytes) -> float | None:
+    """Return the finite number that stands in a cell, or None."""
+    try:
+        value = float(cell.strip(b'" '))
+    except ValueError:
+        return None
+    return value if np.isfinite(value) and b"_" not in cell else None
 
 
 @lru_cache(maxsize=8)

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.data.columns import conformed, open_table, read_like, read_one, read_public
+from labeldp.data.columns import conformed, open_table, public_names, read_like, read_one, read_public
 from labeldp.data.csv import CsvTable
 from labeldp.data.files import ADULT_CLASSES, MissingDataError, adult_path
 from labeldp.data.kinds import Column, Reading, kept_columns, readings_of
@@ -41,8 +41,10 @@ from labeldp.data.labels import (
     declared_by_type,
 )
 from labeldp.data.open_rows import Features, OpenLabels, OpenRows, same_file
+from labeldp.data.parquet_folder import ParquetFolder
 from labeldp.data.released import ReleasedLabels
 from labeldp.data.request import TableError, column_advice, declared_classes, refusing, usable
+from labeldp.data.stored import MANY_CELLS, StoredTable, is_big, read_sample
 from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.releases import NoisyLabels
@@ -73,7 +75,7 @@ class PrivateData:
 
     name: str
     label: str
-    features: Features
+    features: Features | StoredTable
     vault: LabelVault | ReleasedLabels
     classes: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
@@ -94,14 +96,14 @@ class PrivateData:
         """Return the features in a few words."""
         if self.columns is not None:
             return tuple(column.name for column in self.columns)
-        return (" × ".join(map(str, np.shape(self.features)[1:])) + " pixels",)
+        return (" × ".join(map(str, self.features.shape[1:])) + " pixels",)
 
 
 @dataclass(frozen=True, eq=False)
 class PublicColumns:
     """The public columns of a table as a model takes them, how each was read, and a note on how the file was."""
 
-    features: pa.Table = field(repr=False)
+    features: pa.Table | StoredTable = field(repr=False)
     columns: tuple[Column, ...]
     readings: tuple[Reading, ...]
     note: str = ""
@@ -124,6 +126,7 @@ def read(
     delimiter: str | None = None,
     test: Path | str | None = None,
     rng: SecureRandom | None = None,
+    report: Callable[[int], None] | None = None,
 ) -> PrivateData:
     """Read public features and seal their labels.
 
@@ -143,6 +146,7 @@ def read(
         test: a table like the first whose labels are public. Rows that are trained on are left out of it, and a table
             made of them is refused; see `labeldp.data.open_rows`.
         rng: the vault's noise; operating-system entropy when None.
+        report: gets how many rows of a big table were read so far.
 
     Raises:
         TableError: with one sentence, which quotes no label.
@@ -162,7 +166,7 @@ def read(
     seal = partial(seal_column, path, label, classes, bounds=bounds, users=users, delimiter=delimiter, rng=rng)
     return beside(
         path, label, classes, seal, bounds,
-        users=users, ids=ids, drop=drop, kinds=kinds, delimiter=delimiter, test=test,
+        users=users, ids=ids, drop=drop, kinds=kinds, delimiter=delimiter, test=test, report=report,
     )  # fmt: skip
 
 
@@ -179,6 +183,7 @@ def beside(
     kinds: Mapping[str, Sequence[str]],
     delimiter: str | None,
     test: Path | str | None,
+    report: Callable[[int], None] | None = None,
 ) -> PrivateData:
     """Read the public features of a table, and then its labels, which are sealed or were released before.
 
@@ -186,8 +191,9 @@ def beside(
     """
     if label in (users, ids):
         raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
-    with _about(path.name):
-        public = read_columns(path, label, users=users, ids=ids, drop=drop, **kinds, delimiter=delimiter)
+    with _about(path):
+        how: dict[str, Any] = {**kinds, "delimiter": delimiter, "report": report}
+        public = read_columns(path, label, users=users, ids=ids, drop=drop, **how)
         features, columns, vault = public.features, public.columns, labels()
         if len(vault) != len(features):
             raise TableError(
@@ -201,13 +207,13 @@ def beside(
                 f"test={str(test)!r} holds the rows that are trained on, and their labels are secret; leave it out, or "
                 "give other rows, whose labels are public"
             )
-        with _about(f"test={str(test)!r}"):
+        with _about(Path(test), "test"):
             rows, both = read_open(Path(test), label, classes, columns, delimiter), None
             if ids is not None and ids in open_table(Path(test), delimiter).names:
                 both = read_ids(Path(test), ids, delimiter), known
         opened = rows.without_training_rows(features, both)
-    how = {"readings": public.readings, "note": public.note}
-    return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, opened, known, **how)
+    found = {"readings": public.readings, "note": public.note}
+    return PrivateData(path.name, label, features, vault, tuple(classes), bounds, columns, opened, known, **found)
 
 
 @refusing
@@ -223,6 +229,7 @@ def read_columns(
     text: Sequence[str] = (),
     date: Sequence[str] = (),
     delimiter: str | None = None,
+    report: Callable[[int], None] | None = None,
 ) -> PublicColumns:
     """Read all columns of a file but the label, and say how each was read; arguments as for `read`.
 
@@ -231,19 +238,37 @@ def read_columns(
     [('age', 'number', 0.0, 73), ('workclass', 'category', 0.0, 9)]
     """
     path, kinds = Path(table), {"number": number, "category": category, "text": text, "date": date}
-    with _about(path.name):
+    with _about(path):
         source = open_table(path, delimiter)
         _check_named(path, source.names, label, {"drop": drop, **kinds})
         without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
-        public = read_public(path, tuple(without), delimiter, (*category, *text, *date))
-        readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
+        if isinstance(source, ParquetFolder):
+            source.check_label(label)
+        wanted = {name: kind for kind, names in kinds.items() for name in names}
+        rows = source.lines(MANY_CELLS) if isinstance(source, CsvTable) else source.num_rows
+        sampled = is_big(rows, len(source.names) - len(without))
+        if sampled:
+            names = public_names(path, source.names, tuple(without))
+            public, types, rows = read_sample(source, names, (*category, *text, *date), report=report or _nobody)
+        else:
+            public, types = read_public(path, tuple(without), delimiter, (*category, *text, *date)), {}
+        readings = readings_of(public, wanted, rows if sampled else None)
         columns = kept_columns(readings)
-        features = conformed(public, columns, strays=True)
+        features: Any = conformed(public, columns, strays=True)
+        if sampled:
+            features = StoredTable(source, columns, features, types, rows)
     reasons = {users: "says whose a row is", ids: "says which a row is"}
     aside = (Reading(name, "left out", note=reasons.get(name, "as requested")) for name in without if name != label)
     shown = source.delimiter.decode() if isinstance(source, CsvTable) and source.sniffed else ""
     note = f"{path.name} was read with {shown!r} as delimiter." if shown else ""
+    if sampled:
+        drawn = f"How columns are read was found on {len(public):,} of {rows:,} rows, drawn at random."
+        note = f"{note} {drawn}".strip()
     return PublicColumns(features, columns, (*readings, *aside), note)
+
+
+def _nobody(_: int) -> None:
+    """Take a report that nobody wants."""
 
 
 def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequence[str]]) -> None:
@@ -262,14 +287,18 @@ def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequ
 
 
 @contextmanager
-def _about(what: str) -> Iterator[None]:
-    """Let refusals begin with what they are about, unless they say it anyway."""
+def _about(path: Path, argument: str = "") -> Iterator[None]:
+    """Let refusals begin with the file they are about, and the argument that names it, unless they say so anyway."""
+    what = f"{argument}={str(path)!r}" if argument else path.name
     try:
         yield
     except TableError as error:
-        if what not in str(error):
-            raise TableError(f"{what}: {error}") from None
-        raise
+        said = str(error)
+        if what in said:
+            raise
+        if repr(str(path)) in said:
+            raise TableError(said.replace(repr(str(path)), what, 1)) from None
+        raise TableError(f"{what}: {said.removeprefix(f'{path.name}: ')}") from None
 
 
 def read_ids(path: Path, column: str, delimiter: str | None = None) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ def _decoded(content: bytes) -> npt.NDArray[np.uint8] | None:
         from PIL import Image
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "WebP and PNG files need Pillow, which is not installed: pip install pillow"
+            "WebP and PNG files need Pillow, which is not installed: pip install 'labeldp[images]'"
         ) from None
     try:
         with Image.open(io.BytesIO(content)) as image:

@@ -242,14 +242,19 @@ class _Cells:
         return shown + (f" and {len(places) - most:,} others" if len(places) > most else "")
 
 
-def readings_of(table: pa.Table, declared: Mapping[str, str] | None = None) -> tuple[Reading, ...]:
-    """Return how each column of a public table is read; `declared` are kinds by name, which go before what is found."""
+def readings_of(
+    table: pa.Table, declared: Mapping[str, str] | None = None, of: int | None = None
+) -> tuple[Reading, ...]:
+    """Return how each column of a public table is read; `declared` are kinds by name, which go before what is found.
+
+    Where the table is a random part of one that has more rows, `of` says how many.
+    """
     wanted = declared or {}
     fields = zip(table.schema, table.columns, strict=True)
-    return tuple(_reading(field, values, wanted.get(field.name)) for field, values in fields)
+    return tuple(_reading(field, values, wanted.get(field.name), of) for field, values in fields)
 
 
-def _reading(field: pa.Field, values: Any, wanted: str | None) -> Reading:
+def _reading(field: pa.Field, values: Any, wanted: str | None, of: int | None) -> Reading:
     name, kind, rows = field.name, kind_of(field.name, field.type), max(len(values), 1)
     if kind == "vector":
         if wanted is not None:
@@ -268,20 +273,23 @@ def _reading(field: pa.Field, values: Any, wanted: str | None) -> Reading:
     found = Reading(name, wanted or kind, values.null_count / rows, distinct, "", Column(name, wanted or kind))
     if wanted == "date" and kind != "date":
         raise TableError(f"date names {name!r}, which holds {values.type}; give dates, or text that is dates")
-    if wanted is None and types.is_integer(values.type) and _tells_rows_apart(name, values, distinct):
+    if wanted is None and types.is_integer(values.type) and _tells_rows_apart(name, values, distinct, of):
         return Reading(name, "id", found.missing, distinct, "tells rows apart")
     return found
 
 
-def _tells_rows_apart(name: str, values: Any, distinct: int) -> bool:
-    """Return whether whole numbers are ids: by name and nearly all different, or the rows' numbers in any order."""
+def _tells_rows_apart(name: str, values: Any, distinct: int, of: int | None) -> bool:
+    """Return whether whole numbers are ids: by name and nearly all different, or the rows' numbers in any order.
+
+    A random part of the numbers 0 … n − 1 spans nearly all of them, and none comes twice.
+    """
     rows = len(values) - values.null_count
     if rows < _ID_ROWS:
         return False
     ends = pc.min_max(values).as_py()
-    return (distinct == rows and ends["max"] - ends["min"] == rows - 1) or (
-        _ID_NAME.search(name) is not None and distinct >= _NEARLY_ALL * rows
-    )
+    span = ends["max"] - ends["min"] + 1
+    numbered = span == rows if of is None else 0.99 * of <= span <= of
+    return (distinct == rows and numbered) or (_ID_NAME.search(name) is not None and distinct >= _NEARLY_ALL * rows)
 
 
 def _read_text(name: str, values: Any, wanted: str | None) -> Reading:

@@ -38,6 +38,7 @@ KEY = b"labeldp"
 CHUNK_ROWS = 1 << 18
 CHUNK_BYTES = 64 << 20
 _FEWEST_ROWS = 64
+_BATCH_ROWS = 1 << 16
 _BUFFER = 1 << 16
 _NAN = arrow_numbers(np.array([np.nan]))[0]
 PANDAS_KEY = b"pandas"
@@ -57,6 +58,10 @@ class ParquetTable:
     def names(self) -> list[str]:
         """Return the names of all top-level columns."""
         return list(self.schema.names)
+
+    def has_rows(self) -> bool:
+        """Return whether the file announces a row."""
+        return self.num_rows > 0
 
     @property
     def public(self) -> dict[str, Any]:
@@ -92,6 +97,16 @@ class ParquetTable:
         """Read these columns and no others, with the types that they have."""
         with reading(self.path), opened(self.path) as file:
             return file.read(columns=list(names))
+
+    def batches(self, names: Sequence[str], types: Any = None) -> Iterator[pa.Table]:
+        """Yield these columns and no others, with the types that they have, some ten thousand rows at a time."""
+        for batch in self._batches(_BATCH_ROWS, list(names)):
+            yield pa.Table.from_batches([batch])
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes there are."""
+        return self.path.stat().st_size
 
     def codes(self, label: str, classes: tuple[str, ...]) -> Iterator[tuple[Codes, int]]:
         """Yield class numbers batch by batch, and how many labels are missing; no other column is read."""

@@ -82,13 +82,15 @@ def column_advice(name: str, names: Sequence[str]) -> str:
     >>> column_advice("Income", ["age", "income "])
     "did you mean 'income '?"
     """
+    if names.count(name) > 1:
+        return f"{names.count(name)} of its {len(names)} columns have that name: rename all but one"
     folded = {other.strip().casefold(): other for other in names if other != name}
     near = difflib.get_close_matches(name.strip().casefold(), folded, 3, cutoff=0.8)
     if near:
         return f"did you mean {' or '.join(repr(folded[one]) for one in near)}?"
     return (
-        f"it is there {names.count(name)} times among {len(names)} columns; check the spelling (case matters), the "
-        "delimiter, and that the first line of a CSV file names the columns"
+        f"it is not among its {len(names)} columns: check the spelling (case matters), the --delimiter, and that "
+        "the first line of a CSV file names the columns"
     )
 
 

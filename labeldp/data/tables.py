@@ -132,13 +132,19 @@ def privatize(
             # What can be spent only once must not go for a misspelt class, nor for a disk that turns out to be full.
             for _ in usable(table.codes(label, request.classes), request.classes):
                 pass
-            with Room(target, source.stat().st_size + _MORE_ROOM):
+            with Room(target, table.size + _MORE_ROOM):
                 _charge(journal, request, f"privatize column {label!r} of {source.name} into {target.name}")
         writer.write(draft.path, sealer, report or (lambda _rows, _fraction: None))
         public = request.public(sealer.rng, **table.public)
         seeded = sealer.rng.seed is not None
         how: dict[str, Any] = {"noise": sealer.rng.source, "seeded": seeded, "unit": request.unit}
         return draft.seal(certify(sealer.groups, 0.0, release=public, **how))
+
+
+@refusing
+def has_rows(source: Path, delimiter: str | None = None) -> bool:
+    """Return whether a table has a row; no more of it is read than that takes."""
+    return open_table(source, delimiter, "source").has_rows()
 
 
 def _source(source: Path, target: Path, delimiter: str | None) -> CsvTable | ParquetTable:

@@ -7,6 +7,7 @@ import secrets
 import time
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,16 +39,19 @@ from labeldp.data.columns import (
 )
 from labeldp.data.kinds import Column
 from labeldp.data.released import ReleasedLabels
+from labeldp.data.stored import some_of, whole_of
 from labeldp.estimator import serialise, spending
 from labeldp.estimator.own_model import as_given, tried
 from labeldp.estimator.progress import Reporter, told
-from labeldp.estimator.serialise import Arrays, Config, Predictor, predictor_of
+from labeldp.estimator.serialise import Arrays, Config, HeadPredictor, LiftedPredictor, Predictor, predictor_of
 from labeldp.estimator.weights import PUBLIC, rows_kept
+from labeldp.features.coded import Coded, Coder
 from labeldp.features.extract import Extractor, FeatureMap, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.sparse import Projected
-from labeldp.features.tables import Coded, Coder, Table, TableMap
+from labeldp.features.tables import Table, TableMap
 from labeldp.features.text import TableAndText, TableAndTextMap, Text
+from labeldp.learning.progress import Progress, listening
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import holdout
@@ -63,6 +67,8 @@ if TYPE_CHECKING:
 
 # Rows of which features are found where there are many more, and rows that are read at a time.
 _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
+# Rows whose features are spelt out at a time, where nothing else is possible.
+_SPELT_OUT = 8192
 # Sparse rows of more columns, or of more cells in all, are projected; others are numbers like any.
 _WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
@@ -73,9 +79,18 @@ def _tensors(rows: Tensor | Coded) -> tuple[Tensor, ...]:
     return (rows.numbers, rows.cells) if isinstance(rows, Coded) else (rows,)
 
 
-def _rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
+def rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
+    """Return some rows of features, spelt out or not."""
     chosen = torch.from_numpy(index).to(rows.device)
     return rows.take(chosen) if isinstance(rows, Coded) else rows[chosen]
+
+
+def logits_of_coded(head: Predictor, rows: Coded) -> Tensor:
+    """Return the scores of rows whose features are made as they are needed."""
+    if isinstance(head, HeadPredictor | LiftedPredictor):
+        return head.logits_of_coded(rows)
+    parts = torch.arange(len(rows)).split(_SPELT_OUT)
+    return torch.cat([head.logits(rows.take(part).features()) for part in parts])
 
 
 class LabelDPEstimator(BaseEstimator, ABC):
@@ -101,7 +116,6 @@ class LabelDPEstimator(BaseEstimator, ABC):
     evidence_: str
     certificate_: Certificate
     evaluation_: Evaluation | None
-    problem_: dict[str, Any]
     n_features_in_: int
     _task: Task
     _kind = ""
@@ -115,6 +129,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     _as_given = False
     _rows = 0
     _reason = ""
+    _chosen_for: dict[str, Any] | None = None
     _network_name: str | None = None
     _curves: tuple[dict[str, Any], ...] = ()
 
@@ -190,7 +205,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         seed = first_seed(self._folder, seed) if self.random_state is None else seed
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
-        read = self._read(inputs, reset=True) if coded is None else coded
+        read = self._read(inputs := whole_of(inputs), reset=True) if coded is None else coded
         rows = len(read[0]) if isinstance(read, tuple) else int(read.shape[0])
         kept = self._kept(sample_weight, vault, rows, seed)
         if isinstance(vault, ReleasedLabels):
@@ -207,18 +222,20 @@ class LabelDPEstimator(BaseEstimator, ABC):
             if sample_weight is not None:
                 vault.assume(PUBLIC)
         reporter = Reporter(told(self.report, self.verbose), vault, delta, begun)
-        seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
+        with listening(reporter):
+            seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         reporter.features(seen.shape, coded is not None)
         training = vault
         if (kept is not None or held is not None) and isinstance(vault, LabelVault):
-            others = np.setdiff1d(np.arange(rows) if kept is None else kept, () if held is None else held)
+            others = np.setdiff1d(
+                np.arange(rows) if kept is None else kept, () if held is None else held, assume_unique=True
+            )
             # Which rows are kept follows from their weights.
             public = [part.cpu().numpy() for part in _tensors(seen)] + ([] if kept is None else [kept])
             bind_fit(self._folder, seed, *public)
             training, same = vault.part(others, vault.budget), shown is seen
-            seen = _rows_of(seen, others)
-            shown = seen if same else _rows_of(shown, others)
-        self.problem_ = self._problem_of(training, seen)
+            seen = rows_of(seen, others)
+            shown = seen if same else rows_of(shown, others)
         self.choice_, self.method_ = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
         recipe, columns = BY_KEY[self.method_], getattr(self._map, "plain", None)
@@ -228,14 +245,18 @@ class LabelDPEstimator(BaseEstimator, ABC):
         )  # fmt: skip
         if recipe.apart and isinstance(training, LabelVault):
             spending.refuse_together(training, recipe.key)
-        with public_seed(seed):
+        with public_seed(seed), listening(reporter):
             found = run(recipe, job, self._task)
         self._predictor = predictor_of(found, self.model is not None)
         self.evidence_ = found.reason if isinstance(found, Decided) else ""
-        self._rows, self._reason, self._network_name, self.evaluation_ = rows, "", None, None
+        self._rows, self._reason, self._network_name, self._chosen_for, self.evaluation_ = rows, "", None, None, None
         if held is not None and isinstance(vault, LabelVault):
             reporter.phase("evaluation", f"{len(held):,} rows set aside")
-            self._evaluate(take_rows(inputs, held), vault.part(held, vault.budget), epsilon)
+            self._evaluate(
+                take_rows(inputs, held) if coded is None else rows_of(coded, held),
+                vault.part(held, vault.budget),
+                epsilon,
+            )
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
         self._curves = reporter.done(self.certificate_.epsilon)
         return self
@@ -331,10 +352,17 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
         Where responses were released before, the best that learns from them.
         """
-        problem, by_user = self._problem_of(vault, seen), isinstance(vault, UserVault)
+        width = seen.shape[1]
+        table = self._map.table if isinstance(self._map, TableAndTextMap) else self._map
+        if isinstance(table, TableMap):
+            # Directions that the features offer: bins and steps of a number say the same as it does, and count as one.
+            again = sum(len(edges) + 1 for edges in table.edges) + sum(map(len, table.steps))
+            width = max(1, width - again)
+        by_user = isinstance(vault, UserVault)
         choice = choose(
-            problem.pop("rows"), vault.num_classes if self._task == "classes" else None, epsilon, delta, **problem,
-            rows_per_user=int(vault.users.sizes.max()) if isinstance(vault, UserVault) else None,
+            len(vault), vault.num_classes if self._task == "classes" else None, epsilon, delta, feature_dim=width,
+            modality="images" if self._layout is None and self._task == "classes" else "table",
+            device=seen.device.type, rows_per_user=int(vault.users.sizes.max()) if by_user else None,
         )  # fmt: skip
         released, coded = isinstance(vault, ReleasedLabels), isinstance(seen, Coded)
         # Rows that pay together cannot be asked different things; responses are no way to a rare class.
@@ -354,17 +382,6 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 return choice, recipe.key
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
         raise ValueError(f"no recipe can be used here: {obstacles}")
-
-    def _problem_of(self, vault: LabelVault | ReleasedLabels, seen: Tensor | Coded) -> dict[str, Any]:
-        """Return the public numbers that methods are compared by: here, and again in the report of the result."""
-        width = seen.shape[1]
-        table = self._map.table if isinstance(self._map, TableAndTextMap) else self._map
-        if isinstance(table, TableMap):
-            # Directions that the features offer: bins and steps of a number say the same as it does, and count as one.
-            again = sum(len(edges) + 1 for edges in table.edges) + sum(map(len, table.steps))
-            width = max(1, width - again)
-        kind = "images" if self._layout is None and self._task == "classes" else "table"
-        return {"rows": len(vault), "feature_dim": int(width), "modality": kind, "device": seen.device.type}
 
     # -- features ---------------------------------------------------------------------------------------------------
 
@@ -456,17 +473,55 @@ class LabelDPEstimator(BaseEstimator, ABC):
         What features there are is then found on some of the rows, and all are read in parts. The method has to be able
         to do with that.
         """
-        able = self._task == "classes" and (method == AUTO or BY_KEY[method].coded) and self.model is None
+        able = (method == AUTO or BY_KEY[method].coded) and self.model is None
         if not able or self.features is not None or not comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
             return None
-        some: Any = self._read(take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy()), reset=True)
+        few = some_of(inputs)
+        if few is inputs:
+            few = take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy())
+        some: Any = self._read(few, reset=True)
         if len(some) > 2:
             return None
         place = None if self.device is None else torch.device(self.device)
-        self._map = found = Table(**_TABLE, seed=seed).fit(some, place)
-        if len(inputs) * found.dim <= MOST_CELLS:
+        self._map = Table(**_TABLE, seed=seed).fit(some, place)
+        return self._coded_again(inputs)
+
+    def _coded_again(self, inputs: Any) -> Coded | None:
+        """Return a table as numbers and cells by the map that was fitted; None where its features fit in memory."""
+        found = self._map
+        if not isinstance(found, TableMap) or found.scaling is not None or not comes_in_parts(inputs):
             return None
-        return Coder(found).coded(self._read(part, reset=False) for part in parts_of(inputs, ROWS_AT_ONCE))
+        if len(inputs) <= _FEW_ROWS or len(inputs) * found.dim <= MOST_CELLS:
+            return None
+        return Coder(found).coded(self._parts(inputs), len(inputs))
+
+    def _parts(self, inputs: Any) -> Iterator[Any]:
+        """Yield rows in parts, numbers and categories as `Coder` takes them, and report how far it is."""
+        done, begun = 0, time.perf_counter()
+        for part in parts_of(inputs, ROWS_AT_ONCE):
+            found = None
+            if is_frame(part) and self._layout is not None:
+                found = self._layout.factors(read_frame(self._named(part, reset=False), factors=True))
+            yield self._read(part, reset=False) if found is None else found
+            done += len(part)
+            if self.report is not None:
+                detail = f"{done:,} of {len(inputs):,} rows read"
+                self.report(Progress("features", detail, time.perf_counter() - begun, done / len(inputs)))
+
+    def _logits(self, inputs: Any) -> Tensor:
+        """Return the scores of rows, (n, K); of many rows, or of those whose features are made as needed, in parts."""
+        head, found, network = self._predictor, self._map, BY_KEY[self.method_].network
+        if isinstance(inputs, Coded):
+            return logits_of_coded(head, inputs)
+        many = comes_in_parts(inputs) and len(inputs) > ROWS_AT_ONCE
+        if many and not network and isinstance(found, TableMap) and found.scaling is None:
+            coder = Coder(found)
+            return torch.cat([logits_of_coded(head, coder.coded([part])) for part in self._parts(inputs)])
+        logits = []
+        for part in parts_of(inputs, ROWS_AT_ONCE) if many else [inputs]:
+            seen, shown = self._encode(self._read(part, reset=False))
+            logits.append(head.logits(shown if network else seen))
+        return torch.cat(logits)
 
     # -- parts ------------------------------------------------------------------------------------------------------
 

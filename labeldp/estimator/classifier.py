@@ -14,17 +14,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from labeldp.core.vault import LabelVault
-from labeldp.data.columns import comes_in_parts, parts_of
 from labeldp.data.door import open_labels, seal_classes, seal_or_take
 from labeldp.data.released import ReleasedLabels
 from labeldp.estimator import spending
-from labeldp.estimator.base import ROWS_AT_ONCE, LabelDPEstimator
-from labeldp.estimator.serialise import HeadPredictor, plain
+from labeldp.estimator.base import LabelDPEstimator
+from labeldp.estimator.serialise import plain
 from labeldp.estimator.weights import log_weights
 from labeldp.features.extract import Extractor
-from labeldp.features.tables import Coder, TableMap
 from labeldp.learning.progress import Report
-from labeldp.recipes.catalogue import AUTO, BY_KEY
+from labeldp.recipes.catalogue import AUTO
 from labeldp.recipes.holdout import released, score_query
 from labeldp.results.evaluation import Evaluation, evaluate_classes
 
@@ -145,17 +143,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
     def _scores(self, X: Any) -> torch.Tensor:  # noqa: N803
         """Return scores whose softmax are the probabilities, (n, K)."""
         check_is_fitted(self)
-        head, found, network = self._predictor, self._map, BY_KEY[self.method_].network
-        many = comes_in_parts(X) and len(X) > ROWS_AT_ONCE
-        logits = []
-        for part in parts_of(X, ROWS_AT_ONCE) if many else [X]:
-            read = self._read(part, reset=False)
-            if many and isinstance(head, HeadPredictor) and isinstance(found, TableMap) and found.scaling is None:
-                logits.append(head.logits_of_coded(Coder(found).coded([read])))
-            else:
-                seen, shown = self._encode(read)
-                logits.append(head.logits(shown if network else seen))
-        return torch.cat(logits).double().cpu() + torch.from_numpy(log_weights(self.class_weight, self.classes_))
+        return self._logits(X).double().cpu() + torch.from_numpy(log_weights(self.class_weight, self.classes_))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the likeliest class of each row, (n,)."""

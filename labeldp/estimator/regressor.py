@@ -91,9 +91,8 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return the expected number of each row, (n,), within the bounds."""
         check_is_fitted(self)
-        seen, shown = self._encode(self._read(X, reset=False))
         head = not BY_KEY[self.method_].network
-        scores = self._predictor.logits(seen if head else shown).double()
+        scores = self._logits(X).double()
         share = torch.softmax(scores, dim=1)[:, 1] if head else (scores[:, 0] + 1) / 2
         low, high = map(float, self.bounds)
         return (low + (high - low) * share.clamp(0, 1)).cpu().numpy()

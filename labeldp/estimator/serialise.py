@@ -15,11 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from labeldp.features.coded import Coded
 from labeldp.features.extract import FeatureMap, RawMap, Scaling
-from labeldp.features.kernels import Cosines
+from labeldp.features.kernels import Cosines, LiftedRows, Streamed
 from labeldp.features.patches import PatchMap
 from labeldp.features.sparse import ProjectedMap
-from labeldp.features.tables import Coded, TableMap
+from labeldp.features.tables import TableMap
 from labeldp.features.text import TableAndTextMap, TextMap
 from labeldp.learning.learners import Kernel, Trees
 from labeldp.learning.train import predict
@@ -90,7 +91,7 @@ class HeadPredictor:
         """Return t·Wφ."""
         return torch.cat([self.basis(part) @ self.weight.T for part in rows.to(self.weight.device).split(8192)])
 
-    def logits_of_coded(self, rows: Coded) -> Tensor:
+    def logits_of_coded(self, rows: Streamed) -> Tensor:
         """Return the same, sooner and without all features at once."""
         return torch.cat([self.basis.from_turned(part) @ self.weight.T for _, part in rows.mapped(self.basis.matrix)])
 
@@ -117,6 +118,10 @@ class LiftedPredictor:
     def logits(self, rows: Tensor) -> Tensor:
         """Return t·Wφ."""
         return torch.cat([self.head.logits(self.lift(part)) for part in rows.to(self.lift.turn).split(8192)])
+
+    def logits_of_coded(self, rows: Coded) -> Tensor:
+        """Return the same, sooner and without all features at once."""
+        return self.head.logits_of_coded(LiftedRows(rows, self.lift))
 
     def parts(self) -> tuple[Config, Arrays]:
         """Return those of the head and the cosines'."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labeldp.budgets.calibrate import SMALLEST_DELTA, usual_delta
+from labeldp.budgets.calibrate import SMALLEST_DELTA, check_delta, usual_delta
 from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.vault import LabelVault
 from labeldp.data.released import ReleasedLabels
@@ -179,6 +179,8 @@ def limited(
     """Return a vault that holds a fit to ε and δ and is charged to the payer, and δ as it was settled."""
     allowed = None if payer is None or payer.budget is None else payer.budget.delta
     settled = checked_delta(delta, len(vault), allowed)
+    if delta is not None:
+        check_delta(settled, vault.ledger.num_rows, vault.unit.counted)
     # What the vault itself would refuse is refused by the part, which recipes ask before they begin.
     most = vault.budget or Budget(epsilon, settled)
     budget = Budget(min(epsilon, most.epsilon), min(settled, most.delta))

@@ -13,7 +13,7 @@ inputs, old or new, into float32 rows (n, dim) on its device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ import torch
 from torch import Generator, Tensor
 
 from labeldp.features.cache import content_key, load_array, save_array
+from labeldp.learning.progress import tell
 from labeldp.models.zoo import checked_count
 
 Device = torch.device | str | None
@@ -269,20 +270,30 @@ def gram_of(rows: Tensor, chunk: int = 8192) -> Tensor:
 # -- one part of the rows per thread -----------------------------------------------------------------------------------
 
 
-def map_parts(function: Callable[[Part], Out], parts: Sequence[Part], device: torch.device) -> list[Out]:
+def map_parts(
+    function: Callable[[Part], Out], parts: Sequence[Part], device: torch.device, what: str = ""
+) -> list[Out]:
     """Return `function` of each part, in order. On a CPU, as many at once as torch has threads, each on one thread.
 
     torch splits every operation over its threads and waits for all of them before the next. Where other programs use
     the same cores, most of the time goes into that waiting. Parts that do not depend on each other wait only once.
+    Where `what` is done is named, the share of it is told to whoever listens.
 
     >>> map_parts(lambda part: part.sum().item(), torch.arange(6).split(2), torch.device("cpu"))
     [1, 5, 9]
     """
     threads = min(torch.get_num_threads(), len(parts))
     if device.type != "cpu" or threads < 2:
-        return [function(part) for part in parts]
+        return list(_told(map(function, parts), len(parts), what))
     with one_thread(), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return list(pool.map(function, parts))
+        return list(_told(pool.map(function, parts), len(parts), what))
+
+
+def _told(results: Iterable[Out], count: int, what: str) -> Iterator[Out]:
+    for number, one in enumerate(results, 1):
+        if what:
+            tell("features", what, number / count)
+        yield one
 
 
 @contextmanager

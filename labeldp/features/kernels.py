@@ -14,12 +14,14 @@ columns themselves, then their products two by two; a narrow one spends them on 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy.typing as npt
 import torch
 from torch import Generator, Tensor
 
+from labeldp.features.coded import Coded
 from labeldp.features.extract import sample_rows
 from labeldp.models.zoo import checked_count
 
@@ -55,6 +57,47 @@ class Cosines:
             torch.mul(part, self.plain, out=seen[:, :width])
             torch.mul(torch.cos(torch.addmm(self.phases, part, self.turn)), self.waves, out=seen[:, width:])
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class LiftedRows:
+    """Rows whose features are made as they are needed, and beside them their cosines; the seam of `Coded`."""
+
+    rows: Coded
+    lift: Cosines
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and features, as if they were spelt out."""
+        return len(self.rows), self.lift.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where features are made."""
+        return self.rows.device
+
+    def take(self, rows: Tensor) -> LiftedRows:
+        """Return some rows."""
+        return replace(self, rows=self.rows.take(rows))
+
+    def features(self) -> Tensor:
+        """Return all features, (n, p + D)."""
+        return self.lift(self.rows.features())
+
+    def mapped(self, matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield chunks of rows' features times a matrix (p + D, r): which rows, and (m, r)."""
+        width, count = self.lift.turn.shape
+        both, waves = torch.cat([self.lift.turn, self.lift.plain * matrix[:width]], dim=1), matrix[width:]
+        for span, part in self.rows.mapped(both):
+            cosines = torch.cos(part[:, :count] + self.lift.phases) * self.lift.waves
+            yield span, torch.addmm(part[:, count:], cosines, waves)
+
+
+# Rows whose features are made chunk by chunk.
+Streamed = Coded | LiftedRows
 
 
 def standardiser(rows: Tensor) -> Tensor:

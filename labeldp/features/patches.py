@@ -23,6 +23,7 @@ from torch.nn.functional import avg_pool2d
 
 from labeldp.features.clusters import kmeans
 from labeldp.features.extract import Images, Scaling, as_float, checked_images, fit_scaling, map_parts
+from labeldp.learning.progress import tell
 from labeldp.models.zoo import checked_count
 
 # Responses held at once, in floats: 4 MB stay near a CPU's cache, 1 GB keeps a GPU busy.
@@ -68,6 +69,7 @@ class Patches:
         size, pool = self._shape(images)
         generator = Generator().manual_seed(self.seed)
         filters = checked_count("filters", self.filters or default_filters(images, device))
+        tell("features", f"a dictionary of {filters} patches")
         patches = _random_patches(images, size, max(50_000, 250 * filters), generator).to(device)
         weight, bias, floor = _dictionary(self, patches, filters)
         plain = PatchMap(weight, bias, floor, size, self.stride, pool, self.threshold, None)
@@ -154,7 +156,7 @@ class PatchMap:
         def fill(start: int) -> None:
             result[start : start + _ROWS] = self._block(images[start : start + _ROWS].to(device))
 
-        map_parts(fill, range(0, len(images), _ROWS), device)
+        map_parts(fill, range(0, len(images), _ROWS), device, f"{len(images):,} images")
         return result
 
     def _block(self, images: Tensor) -> Tensor:

@@ -56,6 +56,17 @@ class Axes:
         return torch.where(self.values > 0, 1.0 / self.values.clamp_min(1e-300), 0.0)
 
 
+@dataclass(frozen=True, eq=False)
+class EstimatedMoments(NoisyMoments):
+    """The moment of some rows as that of many more has it, so that labels scatter less in it than in one of their own.
+
+    Args:
+        scatter: the variance of random labels given the features, over that of labels of these rows alone.
+    """
+
+    scatter: float = 1.0
+
+
 class Head(Protocol):
     """A way from a noisy moment to a linear head."""
 
@@ -240,6 +251,7 @@ def shrinkage(noisy: NoisyMoments, gram: Tensor | Axes, *, constant: int | None 
     shares = class_shares(moment, total, noisy.noise_std, constant)
     contrasts = (moment - shares[:, None] * total) @ axes.vectors
     spread = float((shares * (1 - shares)).sum()) / max(classes - 1, 1)
+    spread *= noisy.scatter if isinstance(noisy, EstimatedMoments) else 1.0
     noise = noisy.noise_std**2 + spread * axes.values
     power = contrasts.square().sum(dim=0) / max(classes - 1, 1)
     signal, exponent = power_law(power, axes.values, noise)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 
@@ -41,3 +43,26 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
+_LISTENER: ContextVar[Report | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(report: Report | None) -> Iterator[None]:
+    """Let long work inside the block that takes no `report` of its own, such as features of images, `tell` this one."""
+    before = _LISTENER.set(report)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(before)
+
+
+def tell(phase: str, detail: str, share: float | None = None) -> None:
+    """Report to whoever listens, if anybody does.
+
+    >>> with listening(lambda progress: print(progress.phase, progress.share)):
+    ...     tell("features", "patches", 0.5)
+    features 0.5
+    """
+    report = _LISTENER.get()
+    if report is not None:
+        report(Progress(phase, detail, 0.0, share))

@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from labeldp.atomic import replacing
 from labeldp.features.clusters import kmeans
 from labeldp.features.extract import gram_of
 from labeldp.learning.heads import Head, Scale, eigenbasis, likeliest_scale, pooled_scale, ridge_head
+from labeldp.learning.progress import tell
 from labeldp.models.zoo import checked_count
 from labeldp.releases import NoisyMoments
 
@@ -73,6 +75,8 @@ class Scored:
 
     plan: Plan
     score: float
+    # About how much of the tuning is done with it; for progress only.
+    share: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,9 +153,12 @@ def tune(
             drawn=drawn,
         )  # fmt: skip
     tried: list[Scored] = []
+    # Ranks are tried while it pays, and about the best of them four at every further power.
+    expected = len(plans) if plans else len(stage.ranks()) + 4 * (len(_POWERS) - 1)
 
     def score(plan: Plan) -> float:
-        tried.append(Scored(plan, stage.score(plan, heads[0], by_width, draws)))
+        score, done = stage.score(plan, heads[0], by_width, draws), (len(tried) + 1) / expected
+        tried.append(Scored(plan, score, min(done, 0.99)))
         if report is not None:
             report(tried[-1])
         return tried[-1].score
@@ -159,6 +166,7 @@ def tune(
     _try_all(score, plans, stage.ranks())
     # The first of equals: candidates are in order of rank, and less noise is better than more.
     winner = max(tried, key=lambda scored: scored.score).plan
+    tell("tuning", f"how confident heads may be at rank {winner.rank}", 0.99)
     scales = tuple(stage.scale(winner, head, by_width) for head in heads)
     return Tuning(winner, prepare(winner, stage.found, features), tuple(tried), scales)
 
@@ -202,6 +210,7 @@ class Stage:
         seed: int = 0,
         drawn: Sequence[Tensor] | None = None,
     ) -> None:
+        tell("tuning", f"directions of {features.shape[1]:,} features")
         found = spectrum(features, most=most or (4096 if features.is_cuda else 1024), seed=seed)
         order = torch.randperm(len(features), generator=Generator().manual_seed(seed))[:rows]
         self.trained = max(1, round(len(order) * (1 - _HELD_OUT)))
@@ -219,7 +228,10 @@ class Stage:
             self.pseudo = [labels.to(features.device)[order.to(features.device)] for labels in drawn]
             return
         # Every other one is of half-whitened features, in which lesser directions count, too.
-        self.pseudo = [self._pseudo_labels(0.5 * (number % 2), seed + number) for number in range(count)]
+        self.pseudo = []
+        for number in range(count):
+            tell("tuning", f"clusters that stand in for classes, {number + 1} of {count}", number / count)
+            self.pseudo.append(self._pseudo_labels(0.5 * (number % 2), seed + number))
 
     def _pseudo_labels(self, power: float, seed: int) -> Tensor:
         """Return the rows' classes (m,): several clusters to a class, fewer where rows are few, merged at random."""
@@ -417,8 +429,11 @@ class Basis:
         return torch.cat([self._bounded(self._plain(part)) for part in features.split(_ROWS_AT_ONCE)])
 
     def from_turned(self, turned: Tensor) -> Tensor:
-        """Do the same for rows of which x·matrix is known, (n, r)."""
-        return self._bounded(self._with_constant(turned - self.mean @ self.matrix))
+        """Do the same for rows of which x·matrix is known, (n, r), at once."""
+        found = turned.new_empty(len(turned), self.width)
+        torch.sub(turned, self._offset, out=found[:, : turned.shape[1]])
+        found[:, turned.shape[1] :] = self.constant
+        return found.div_(self._lengths(found))
 
     def linear(self, weight: Tensor) -> nn.Linear:
         """Return the head Wφ as a layer on x itself; a row's bound scales its scores alike and keeps their order."""
@@ -440,8 +455,15 @@ class Basis:
         return turned if self.constant == 0 else torch.nn.functional.pad(turned, (0, 1), value=self.constant)
 
     def _bounded(self, rows: Tensor) -> Tensor:
+        return rows / self._lengths(rows)
+
+    def _lengths(self, rows: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        return rows / length.clamp_min(self.bound if self.bound > 0 else torch.finfo(rows.dtype).tiny)
+        return length.clamp_min(self.bound if self.bound > 0 else torch.finfo(rows.dtype).tiny)
+
+    @cached_property
+    def _offset(self) -> Tensor:
+        return self.mean @ self.matrix
 
 
 def prepare(plan: Plan, found: Spectrum, features: Tensor) -> Basis:

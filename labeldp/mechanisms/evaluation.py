@@ -19,7 +19,7 @@ from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelArray
 from labeldp.mechanisms.common import checked_epsilon, checked_integer, same_classes
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
-from labeldp.releases import NoisyCounts, NoisyScores
+from labeldp.releases import NoisyErrors, NoisyScores
 
 _MOST_LEVELS = 1 << 16
 
@@ -66,10 +66,8 @@ class ScoreCounts:
         object.__setattr__(self, "epsilon", checked_epsilon(epsilon))
         object.__setattr__(self, "right_epsilon", right_epsilon(self.epsilon, len(given)))
         object.__setattr__(self, "predicted", given)
-        rest = self.epsilon if self.epsilon == math.inf else self.epsilon - self.right_epsilon
-        while rest < math.inf and Fraction(rest) + Fraction(self.right_epsilon) > Fraction(self.epsilon):
-            rest = math.nextafter(rest, 0.0)
-        object.__setattr__(self, "cells", GroupCounts(groups, num_groups, num_classes, LaplaceNoise(rest)))
+        noise = LaplaceNoise(_rest(self.epsilon, self.right_epsilon))
+        object.__setattr__(self, "cells", GroupCounts(groups, num_groups, num_classes, noise))
         self.cells.fits(len(given), num_classes)
 
     @property
@@ -88,14 +86,15 @@ class ScoreCounts:
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyScores:
         """Draw noisy counts, (groups, classes), and the noisy number of right predictions."""
         right = int(np.count_nonzero(self.predicted == labels))
-        # Twice the ε of counts whose replaced label moves two cells: the same noise.
-        noise = LaplaceNoise(2 * self.right_epsilon)
-        return NoisyScores(self.cells.sample(labels, rng), right + int(noise.draw(rng, 1)[0]), noise.exact_std)
+        return NoisyScores(self.cells.sample(labels, rng), *_noisy(right, self.right_epsilon, rng))
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class ErrorCounts:
     """Count the errors of predicted levels in each public group, rounded at random to a grid: one query.
+
+    Apart from them it counts the labels at the lowest or the highest level, where those beyond the bounds are cut off.
+    Of ε, min(ε/10, `right_epsilon`) is for that number and the rest for the cells.
 
         e = level − predicted = a + r,   0 ≤ r < b − a,   a and b neighbours in the grid:   b with chance r/(b − a)
 
@@ -103,15 +102,19 @@ class ErrorCounts:
     a level 0 … m − 1 for each row, `grid` holds all errors that there can be, `groups` are as in `GroupCounts`.
 
     Proof of ε-privacy. Fix all coins, which do not depend on the labels. A rounded error is then a function of its own
-    row's label, so replacing one label replaces one of them, or none, and `GroupCounts` is ε-private about that. A
-    mixture of such pairs, with the same weights, is ε-private too.
+    row's label, so replacing one label replaces one of them, or none, and `GroupCounts` is ε₁-private about that. A
+    mixture of such pairs, with the same weights, is ε₁-private too. A replaced label moves the number at the bounds by
+    at most 1, and noise with P(x) ∝ e^{-ε₂|x|} makes it ε₂-private. Both have noise of their own and are fixed before
+    either is drawn, so that their ratios multiply: e^{ε₁ + ε₂}, and ε₁ + ε₂ ≤ ε as rational numbers.
 
     >>> ask = ErrorCounts([3, 3], groups=[0, 0], num_groups=1, num_levels=5, grid=[-4, 0, 4], epsilon=math.inf)
-    >>> ask.sample(np.array([3, 3], dtype=np.uint8), SecureRandom()).counts
-    array([[0, 2, 0]])
+    >>> release = ask.sample(np.array([3, 4], dtype=np.uint8), SecureRandom())
+    >>> int(release.counts.sum()), release.at_bounds
+    (2, 1)
     """
 
     epsilon: float
+    bounds_epsilon: float
     num_levels: int
     predicted: npt.NDArray[np.int64] = field(repr=False)
     grid: npt.NDArray[np.int64]
@@ -136,10 +139,13 @@ class ErrorCounts:
             raise ValueError(f"grid={points.tolist()} must reach from {low} to {high} and have a 0")
         points.setflags(write=False)
         object.__setattr__(self, "epsilon", checked_epsilon(epsilon))
+        part = self.epsilon if self.epsilon == math.inf else self.epsilon / 10
+        object.__setattr__(self, "bounds_epsilon", min(part, right_epsilon(self.epsilon, len(guesses))))
         object.__setattr__(self, "num_levels", levels)
         object.__setattr__(self, "predicted", guesses)
         object.__setattr__(self, "grid", points)
-        object.__setattr__(self, "cells", GroupCounts(groups, num_groups, len(points), LaplaceNoise(self.epsilon)))
+        noise = LaplaceNoise(_rest(self.epsilon, self.bounds_epsilon))
+        object.__setattr__(self, "cells", GroupCounts(groups, num_groups, len(points), noise))
         self.cells.fits(len(self.predicted), len(points))
 
     def fits(self, num_rows: int, num_classes: int) -> None:
@@ -151,15 +157,32 @@ class ErrorCounts:
         """Return ε-privacy with δ = 0."""
         return PureDP(self.epsilon)
 
-    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyCounts:
-        """Draw noisy counts, (groups, points of the grid)."""
+    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyErrors:
+        """Draw noisy counts, (groups, points of the grid), and the noisy number of labels at the bounds."""
         error = labels.astype(np.int64) - self.predicted
         below = np.searchsorted(self.grid, error, side="right") - 1
         width = np.append(np.diff(self.grid), 1)[below]
         coin = rng.below(width, len(error)).astype(np.int64)
         rounded = (below + (coin < error - self.grid[below])).astype(np.min_scalar_type(len(self.grid)))
         rounded.setflags(write=False)
-        return self.cells.sample(rounded, rng)
+        cells, at_bounds = self.cells.sample(rounded, rng), np.isin(labels, (0, self.num_levels - 1)).sum()
+        apart = _noisy(int(at_bounds), self.bounds_epsilon, rng)
+        return NoisyErrors(cells.counts, cells.group_sizes, cells.noise, cells.noise_std, *apart)
+
+
+def _rest(epsilon: float, part: float) -> float:
+    """Return what is left of ε: as rational numbers, both parts together are at most ε."""
+    rest = epsilon if epsilon == math.inf else epsilon - part
+    while rest < math.inf and Fraction(rest) + Fraction(part) > Fraction(epsilon):
+        rest = math.nextafter(rest, 0.0)
+    return rest
+
+
+def _noisy(number: int, epsilon: float, rng: SecureRandom) -> tuple[int, float]:
+    """Return a number that a replaced label moves by at most 1 with noise, P(x) ∝ e^{-ε|x|}, and its deviation."""
+    # Twice the ε of counts whose replaced label moves two cells: the same noise.
+    noise = LaplaceNoise(2 * epsilon)
+    return number + int(noise.draw(rng, 1)[0]), noise.exact_std
 
 
 def _whole(name: str, values: npt.ArrayLike, bound: int) -> npt.NDArray[np.int64]:

@@ -232,7 +232,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "one_shot+kernel", "releases one noisy moment of labels, public features and cosines of them, and solves a "
         "head that sees what columns say together", "this library, docs/one_shot.md", classes="one_shot_kernel.train",
-        pure=False, network="", worth=of_moment(1.0), learner="head", kin="moment",
+        pure=False, network="", coded=True, worth=of_moment(1.0), learner="head", kin="moment",
         leads=moment_leads, table_seconds=(1.0, 1.5e-4),
         self_tests={"": SelfTest(500, pure=False)},
     ),
@@ -245,7 +245,8 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "one_shot+linear", "hands what the head of one noisy moment knows to a linear layer on all features, which "
         "costs no further privacy", "this library, docs/one_shot.md", classes="distil.linear", pure=False, network="",
-        worth=of_moment(1.0), learner="head", kin="moment", unfit="table", self_tests={"": SelfTest(500, pure=False)},
+        coded=True, worth=of_moment(1.0), learner="head", kin="moment", unfit="table",
+        self_tests={"": SelfTest(500, pure=False)},
     ),
     Recipe(
         "one_shot+student", "trains a network on the labels of a head that came from one noisy moment, which costs no "
@@ -367,7 +368,8 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "labeldp_pro", "descends on noisy gradients, projected onto what the public features allow",
         "LabelDP-Pro, Ghazi et al. 2024", classes="labeldp_pro.train", pure=False, needs_delta=True, users=True,
-        settings=_descent(denoiser=Lazy("labeldp_pro.alt_rows", ()), bound=Lazy("labeldp_pro.NormBound", (1.0,))),
+        # Few rows to project onto: seconds where all of a batch take minutes, and on parts of Adult ahead of DP-SGD.
+        settings=_descent(denoiser=Lazy("labeldp_pro.alt_conv", (16,)), bound=Lazy("labeldp_pro.NormBound", (1.0,))),
         worth=of_gradients(0.12, 0.6), kin="gradients", stands_in={"images": 4, "": 2},
         self_tests={
             "": _descent_test(200),

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from torch.nn.functional import log_softmax
 
 from labeldp.core.vault import LabelVault
 from labeldp.features.augment import Augment, compose, random_crop, random_flip
+from labeldp.features.coded import Coded
 from labeldp.features.extract import gram_of
 from labeldp.learning import optimisers as schedules
 from labeldp.learning.evidence import Objective
@@ -385,7 +386,7 @@ class LinearStudent:
 
 @checked
 def linear(
-    features: Tensor,
+    features: Tensor | Coded,
     vault: LabelVault,
     *,
     epsilon: float,
@@ -395,6 +396,7 @@ def linear(
     seen: Tensor | None = None,
     generations: int = GENERATIONS,
     ridge: float = RIDGE,
+    seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
 ) -> LinearStudent:
@@ -415,12 +417,18 @@ def linear(
     (True, True)
     """
     check_linear(generations, ridge)
+    given: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "tune": tune, "heads": heads, "folder": folder}
+    if isinstance(features, Coded):
+        shot = one_shot.train(features, vault, seed=seed, report=report, **given)
+        # The student learns what the head knows from the rows that the head was solved on, and their moment.
+        some = one_shot.rows_held(features, None, seed)
+        rows = some.features()
+        own = replace(shot, noisy=one_shot.moment_of(shot.tuning.basis(rows), shot.noisy))
+        student = linear_after(own, rows, generations=generations, ridge=ridge, report=report)
+        return replace(student, shot=shot)
     # All of this before the query: it is paid for, whatever comes after.
     check_features(features, vault)
-    shot = one_shot.train(
-        features if seen is None else seen, vault, epsilon=epsilon, delta=delta, tune=tune, heads=heads, folder=folder,
-        report=report,
-    )  # fmt: skip
+    shot = one_shot.train(features if seen is None else seen, vault, report=report, **given)
     return linear_after(shot, features, seen=seen, generations=generations, ridge=ridge, report=report)
 
 
@@ -448,6 +456,7 @@ def linear_after(
         raise ValueError(f"seen has {len(seen)} rows and features {len(features)}; give both for the same rows")
     shown = features if seen is None else seen
     clock = Clock(report)
+    clock("student", f"1 of {generations}, on {features.shape[1]:,} features", 0.0)
     teacher = shot.probabilities(shown)
     relabel = matched(shot.noisy, shot.tuning.basis(shown))
     regression = _Regression(features.to(teacher), ridge)
@@ -455,7 +464,11 @@ def linear_after(
     for generation in range(1, generations):
         student = _softmax(layer, features)
         agree = float((student.argmax(dim=1) == teacher.argmax(dim=1)).float().mean())
-        clock("student", f"{generation} of {generations}, {100 * agree:.1f}% of first choices are the head's")
+        clock(
+            "student",
+            f"{generation} of {generations}, {100 * agree:.1f}% as the head",
+            generation / generations,
+        )
         # Squares, normed: more confident, in the same order.
         sharper = relabel(teacher, student).square()
         layer = regression.fitted(sharper / sharper.sum(dim=1, keepdim=True).clamp_min(1e-30), teacher)

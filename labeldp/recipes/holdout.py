@@ -19,7 +19,7 @@ from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.counts import LaplaceNoise
 from labeldp.mechanisms.evaluation import ErrorCounts, ScoreCounts, right_epsilon
 from labeldp.recipes.kept import digest, in_folder, load_note, query_note, release_once
-from labeldp.releases import NoisyCounts, NoisyScores
+from labeldp.releases import NoisyErrors, NoisyScores
 
 # Unless it is asked for: no part of fewer rows than this is set aside, else a tenth, and at most so many.
 FEWEST_ROWS, SHARE, MOST_ROWS = 1_000, 0.1, 20_000
@@ -108,8 +108,8 @@ def ranked(scores: npt.NDArray[Any], within: npt.NDArray[np.integer], bins: int)
 @overload
 def released(vault: LabelVault, query: ScoreCounts, folder: Path | None) -> NoisyScores: ...
 @overload
-def released(vault: LabelVault, query: ErrorCounts, folder: Path | None) -> NoisyCounts: ...
-def released(vault: LabelVault, query: ScoreCounts | ErrorCounts, folder: Path | None) -> NoisyScores | NoisyCounts:
+def released(vault: LabelVault, query: ErrorCounts, folder: Path | None) -> NoisyErrors: ...
+def released(vault: LabelVault, query: ScoreCounts | ErrorCounts, folder: Path | None) -> NoisyScores | NoisyErrors:
     """Release the query about all rows of this vault, or return what an earlier run kept of it.
 
     Raises BudgetExceededError where the folder has a release about other predictions: these rows have paid for it and

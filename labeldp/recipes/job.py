@@ -37,7 +37,7 @@ from labeldp.core.vault import LabelVault
 from labeldp.data.released import ReleasedLabels
 from labeldp.features.augment import learned_view, strong_view, weak_view
 from labeldp.features.clusters import kmeans
-from labeldp.features.tables import Coded
+from labeldp.features.coded import Coded
 from labeldp.learning.dividemix import co_refine
 from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.optimisers import adam, one_cycle

@@ -40,7 +40,7 @@ from labeldp.data.released import ReleasedLabels
 from labeldp.mechanisms.channels import channel_from_description
 from labeldp.mechanisms.responses import SetResponse, TopKResponse
 from labeldp.mechanisms.values import BinnedResponse, NoisyValues
-from labeldp.releases import NoisyCounts, NoisyLabels, NoisyMoments, NoisyScores
+from labeldp.releases import NoisyCounts, NoisyErrors, NoisyLabels, NoisyMoments, NoisyScores
 
 Out = TypeVar("Out")
 # What a query costs, the rows it is of (all when None), and the file that keeps what it releases.
@@ -295,6 +295,8 @@ def save(file: IO[bytes], release: Any, note: Mapping[str, Any]) -> None:
         case NoisyCounts():
             kind, arrays = "counts", {"counts": release.counts, "group_sizes": release.group_sizes}
             fields = {"noise": release.noise, "noise_std": release.noise_std}
+            if isinstance(release, NoisyErrors):
+                fields |= {"at_bounds": release.at_bounds, "at_bounds_std": release.at_bounds_std}
         case NoisyScores(cells=cells):
             kind, arrays = "scores", {"counts": cells.counts, "group_sizes": cells.group_sizes}
             fields = {"noise": cells.noise, "noise_std": cells.noise_std}
@@ -331,7 +333,8 @@ def load(path: Path) -> Any:
             return NoisyLabels(channel_from_description(described), arrays["responses"])
         if kind in ("counts", "scores"):
             right = [fields.pop(name) for name in ("right", "right_std") if name in fields]
-            counts = NoisyCounts(arrays["counts"], arrays["group_sizes"], **fields)
+            kind = NoisyErrors if "at_bounds" in fields else NoisyCounts
+            counts = kind(arrays["counts"], arrays["group_sizes"], **fields)
             return NoisyScores(counts, *right) if right else counts
         if kind == "moment":
             return NoisyMoments(arrays["value"], arrays["total"], **fields)

@@ -106,7 +106,9 @@ def train(
         bound: `NormBound(C)`, or `DiameterBound` for public-diameter clipping; `NormBound(1.0)` when None, also where
             `choose` advises this recipe: users take a `NormBound`, of the gradient of a user's mean loss. On a made-up
             table (3,000 rows, 4 classes, ε = 0.5, 3 seeds) `DiameterBound(1, 1)` had 81.1% where it had 79.7%.
-        denoiser: `alt_conv()` when None. Users take those with secret batches: `no_op`, `alt_conv`, `alt_rows`.
+        denoiser: `no_op()` when None, which is quick: a projection of every step takes longer than the step, and was no
+            better than DP-SGD at a good rate (docs/gradients.md). Users take those with secret batches: `no_op`,
+            `alt_conv`, `alt_rows`.
         cap: with a `UserVault`, how many rows of a user are used (`cap_rows`); all of them when None.
         loss: (logits (b, K), labels (b,)) → losses (b,).
         optimizer, schedule, radius: of `labeldp.learning.descend.descend`; plain SGD at 0.1 when None.
@@ -126,7 +128,7 @@ def train(
     >>> round(vault.certificate(delta=1e-5).epsilon, 4)
     1.0
     """
-    denoiser, bound = denoiser or alt_conv(), bound or NormBound(1.0)
+    denoiser, bound = denoiser or no_op(), bound or NormBound(1.0)
     optimizer, schedule = optimizer or sgd(0.1, momentum=0.0, weight_decay=0.0), schedule or constant()
     if average is not None and not 0 <= average < 1:
         raise ValueError(f"average={average} is not the decay of an average; give 0 to below 1, or None for the usual")

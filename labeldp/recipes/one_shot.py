@@ -14,17 +14,20 @@ Where a table has so many rows that its features do not fit in memory (`Coded`),
 moment needs all n rows, and it is a sum. Tuning and head see m random public rows, and the head the moment of these,
 estimated without bias and with the right sum over the classes (difference estimator; Särndal et al. 1992):
 
-    S̃_m = (m/n)·(S̃ − T_n/K) + T_m/K,    T the public totals Σ_i φ_i.
+    S̃_m = (m/n)·(S̃ − P_n) + P_m,    P = Σ_i p_i ⊗ φ_i.
 
-So the noise is that of one query over n labels, and what is lost is that of any model of d weights and m rows instead
-of n, some d/m in likelihood.
+First with p_i = 1/K; the head would then know as much as one of d weights and m rows, and lose some d/m in likelihood.
+Then with the probabilities p_i that this head gives all n rows, which are post-processing: what it has learnt no longer
+depends on which rows were drawn, and what is lost is of the order of (d/m)² (the surrogate likelihood of Jordan, Lee
+and Yang 2019). The noise is that of one query over n labels.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,8 +39,17 @@ from torch import Generator, Tensor, nn
 from labeldp.core.events import Event
 from labeldp.core.vault import LabelVault
 from labeldp.features.extract import Device, Extractor, FeatureMap, gram_of
-from labeldp.features.tables import Coded
-from labeldp.learning.heads import Axes, Head, Scale, eigenbasis, honest_scale, ridge_head, softmax_head
+from labeldp.features.kernels import Streamed
+from labeldp.learning.heads import (
+    Axes,
+    EstimatedMoments,
+    Head,
+    Scale,
+    eigenbasis,
+    honest_scale,
+    ridge_head,
+    softmax_head,
+)
 from labeldp.learning.progress import Progress, Report
 from labeldp.learning.rare import levelled
 from labeldp.learning.tuning import Basis, Scored, Tuning, compare_heads, load_plan, save_plan, tune
@@ -49,8 +61,8 @@ from labeldp.recipes.kept import check_affordable, in_folder, query_note, releas
 from labeldp.releases import NoisyMoments
 
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
-# Features held at once, where a table has many rows: 1 GiB of them.
-MOST_CELLS = 1 << 28
+# Where a table has more features in all (1 GiB), they are made as they are needed, and so many are held at once.
+MOST_CELLS, HELD_CELLS = 1 << 28, 1 << 26
 _ROWS_AT_ONCE = 8192
 Noise = GaussianNoise | LaplaceNoise
 
@@ -111,7 +123,7 @@ class OneShot:
 
 @checked
 def train(
-    features: Tensor | Coded,
+    features: Tensor | Streamed,
     vault: LabelVault,
     *,
     epsilon: float,
@@ -133,8 +145,8 @@ def train(
             order 1. Give 1e-5, or less than one over the number of rows, for Gaussian noise.
         tune: `labeldp.learning.tuning.tune`, or that with settings bound (for `Coded`, `num_rows` among them).
         heads: which to choose among, without a label.
-        most, seed: for `Coded`, the number m of rows that tuning and head see (as many as have a gibibyte of features
-            when None), and the seed that draws them. With m = n the result is that of plain features.
+        most, seed: for `Coded`, the number m of rows that tuning and head see (as many as have a quarter of a gibibyte
+            of features when None), and the seed that draws them. With m = n the result is that of plain features.
         weighted: whether classes will be weighed against each other by their probabilities, which then have to be right
             for rare ones, too: softmax regression, with a level of every class (`labeldp.learning.rare`).
         folder: keeps plan and moment, so that a killed run goes on and draws nothing twice.
@@ -148,14 +160,15 @@ def train(
     """
     clock = Clock(report)
     noise, heads = noise_for(epsilon, delta), (softmax_head,) if weighted else heads
-    if isinstance(features, Coded):
+    if isinstance(features, Streamed):
         check_count(len(features), "features", vault)
     else:
         check_features(features, vault)
     check_affordable(vault, (event_of(noise), None, in_folder(folder, "moment.npz")))
-    if isinstance(features, Coded):
+    if isinstance(features, Streamed):
         return _of_coded(features, vault, noise, tune, heads, most, weighted, seed, folder, clock)
     found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
+    clock("moment", f"the sum over rows of {found.basis.width} directions is computed")
     rows = found.basis(features)
     mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
     noisy = _released(mechanism, rows.shape[1], vault, folder, lambda: rows.sum(dim=0, dtype=torch.float64))
@@ -278,7 +291,7 @@ def tuned(
         return found
 
     def scored(one: Scored) -> None:
-        clock("tuning", f"rank {one.plan.rank}, power {one.plan.power:g}: {one.score:.3f}")
+        clock("tuning", f"rank {one.plan.rank}, power {one.plan.power:g}: {one.score:.3f}", one.share)
 
     found = tune(features, num_classes, noise_by_width(noise), heads=heads, report=scored)
     if kept is not None:
@@ -311,10 +324,19 @@ def _radius(rows: Tensor, noise: Noise) -> float:
 
 
 def fitted(
-    found: Tuning, heads: Sequence[Head], noisy: NoisyMoments, rows: Tensor, clock: Clock, weighted: bool = False
+    found: Tuning,
+    heads: Sequence[Head],
+    noisy: NoisyMoments,
+    rows: Tensor,
+    clock: Clock,
+    weighted: bool = False,
+    axes: Axes | None = None,
 ) -> OneShot:
-    """Return the head that does better on labels drawn from the first one, with honest probabilities."""
-    axes, constant = eigenbasis(gram_of(rows)), found.basis.constant_column
+    """Return the head that does better on labels drawn from the first one, with honest probabilities.
+
+    `axes` are `eigenbasis(gram_of(rows))`, if at hand.
+    """
+    axes, constant = axes or eigenbasis(gram_of(rows)), found.basis.constant_column
     settled = _solved(heads[0], found.scales[0], noisy, rows, axes, constant)
     if len(heads) > 1:
         shares = compare_heads(heads, noisy.noise_std, rows, rows @ settled[1].T, constant=constant)
@@ -349,17 +371,17 @@ class Clock:
     def __init__(self, report: Report | None) -> None:
         self._report, self._begun = report, time.perf_counter()
 
-    def __call__(self, phase: str, detail: str) -> None:
-        """Report a step."""
+    def __call__(self, phase: str, detail: str, share: float | None = None) -> None:
+        """Report a step, and the share of its phase that is done."""
         if self._report is not None:
-            self._report(Progress(phase, detail, time.perf_counter() - self._begun))
+            self._report(Progress(phase, detail, time.perf_counter() - self._begun, share))
 
 
 # --- tables of many rows ----------------------------------------------------------------------------------------
 
 
 def _of_coded(
-    rows: Coded,
+    rows: Streamed,
     vault: LabelVault,
     noise: Noise,
     tune: Tune,
@@ -370,33 +392,85 @@ def _of_coded(
     folder: Path | None,
     clock: Clock,
 ) -> OneShot:
-    count = max(1, MOST_CELLS // rows.shape[1]) if most is None else most
-    held = rows
-    if count < len(rows):
-        held = rows.take(torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:count].sort().values)
+    held = rows_held(rows, most, seed)
+    clock("tuning", f"on {len(held):,} of {len(rows):,} rows")
     found = tuned(held.features(), vault.num_classes, noise, tune, heads, folder, clock)
     # φ of the rows held, (m, d); not by joining chunks, which would hold them twice.
     some, done = torch.empty(len(held), found.basis.width, device=held.device), 0
     for part in _turned(held, found.basis):
         some[done : done + len(part)] = part
         done += len(part)
-    chunks = RowChunks(len(rows), found.basis.width, lambda: (p.cpu().numpy() for p in _turned(rows, found.basis)))
+
+    def chunks() -> Iterator[np.ndarray]:
+        """Yield φ of all rows; how many were added up is public, and is reported now and then."""
+        added = told = 0
+        for part in _turned(rows, found.basis):
+            yield part.cpu().numpy()
+            added += len(part)
+            if added - told >= len(rows) // 100:
+                told = added
+                # What was paid for is not lost to whoever is told about it.
+                with suppress(Exception):
+                    clock("query", f"{added:,} of {len(rows):,} rows added up", added / len(rows))
+
     # The longest of the rows held: what is longer is scaled down to it.
-    mechanism = Moments(chunks, vault.num_classes, noise, _radius(some, noise))
+    asked = RowChunks(len(rows), found.basis.width, chunks)
+    mechanism = Moments(asked, vault.num_classes, noise, _radius(some, noise))
     parts = (part.sum(dim=0, dtype=torch.float64) for part in _turned(rows, found.basis))
     noisy = _released(mechanism, found.basis.width, vault, folder, lambda: torch.stack(list(parts)).sum(dim=0))
     clock("query", f"{noisy.num_classes} × {found.basis.width} numbers, noise {noisy.noise_std:.3g}")
-    return replace(fitted(found, heads, _moment_of(some, noisy), some, clock, weighted), noisy=noisy)
+    axes = eigenbasis(gram_of(some))
+    shot = fitted(found, heads, moment_of(some, noisy), some, clock, weighted, axes)
+    if len(held) < len(rows):
+        expected = _expected(_turned(rows, found.basis), shot.weight, clock, len(rows)), _expected([some], shot.weight)
+        place = list(heads).index(shot.head)
+        own = replace(found, scales=found.scales[place : place + 1])
+        shot = fitted(own, (shot.head,), moment_of(some, noisy, expected), some, clock, weighted, axes)
+    return replace(shot, tuning=found, noisy=noisy)
 
 
-def _turned(rows: Coded, basis: Basis) -> Iterator[Tensor]:
+def rows_held(rows: Streamed, most: int | None, seed: int) -> Any:
+    """Return the random public rows that tuning and head see, all where they are no more."""
+    count = max(1, HELD_CELLS // rows.shape[1]) if most is None else most
+    if count >= len(rows):
+        return rows
+    return rows.take(torch.randperm(len(rows), generator=Generator().manual_seed(seed))[:count].sort().values)
+
+
+def _turned(rows: Streamed, basis: Basis) -> Iterator[Tensor]:
     """Yield φ of all rows, chunk by chunk."""
     return (basis.from_turned(part) for _, part in rows.mapped(basis.matrix))
 
 
-def _moment_of(some: Tensor, noisy: NoisyMoments) -> NoisyMoments:
-    """Estimate the moment of some rows from that of all."""
+def moment_of(some: Tensor, noisy: NoisyMoments, expected: tuple[Tensor, Tensor] | None = None) -> NoisyMoments:
+    """Estimate the moment of some rows from that of all.
+
+    Args:
+        some: φ of these rows, (m, d).
+        noisy: the moment of all.
+        expected: moments that a model of the labels gives all rows and these, (K, d) each; none: every class is as
+            likely as any other.
+    """
     share, classes = len(some) / noisy.num_rows, noisy.num_classes
     total = some.sum(dim=0, dtype=torch.float64).cpu().numpy()
-    value = share * (noisy.value - noisy.total / classes) + total / classes
-    return replace(noisy, value=value, total=total, num_rows=len(some), noise_std=share * noisy.noise_std)
+    if expected is None:
+        value = share * (noisy.value - noisy.total / classes) + total / classes
+    else:
+        of_all, of_some = (one.cpu().numpy() for one in expected)
+        value = share * (noisy.value - of_all) + of_some
+    own = {"value": value, "total": total, "num_rows": len(some), "noise_std": share * noisy.noise_std}
+    # Of many labels, scaled down, the scatter is that of many; and that of the rows drawn is left while p says nothing.
+    return EstimatedMoments(**{**vars(noisy), **own}, scatter=1.0 if expected is None else share)
+
+
+def _expected(parts: Iterable[Tensor], weight: Tensor, clock: Clock | None = None, rows: int = 0) -> Tensor:
+    """Return Σ_i softmax(t·Wφ_i) ⊗ φ_i, (K, d)."""
+    found, done, told = torch.zeros(weight.shape, dtype=torch.float64, device=weight.device), 0, 0
+    for whole in parts:
+        for part in whole.split(_ROWS_AT_ONCE):
+            found += torch.softmax(part @ weight.T, dim=1).T @ part
+            done += len(part)
+            if clock is not None and done - told >= rows // 100:
+                clock("head", f"{done:,} of {rows:,} rows", done / rows)
+                told = done
+    return found

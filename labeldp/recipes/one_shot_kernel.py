@@ -6,21 +6,27 @@ on one noisy moment learns what columns say together.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy.typing as npt
 from torch import Tensor
 
 from labeldp.core.vault import LabelVault
-from labeldp.features.kernels import Cosines, random_cosines
+from labeldp.features.coded import Coded
+from labeldp.features.extract import sample_rows
+from labeldp.features.kernels import Cosines, LiftedRows, random_cosines
 from labeldp.learning.progress import Report
 from labeldp.learning.tuning import tune
 from labeldp.recipes import one_shot
 from labeldp.recipes.arguments import checked
-from labeldp.recipes.one_shot import OneShot, Tune, check_features
+from labeldp.recipes.one_shot import OneShot, Tune, check_count, check_features
 
 COSINES, WIDTH = 800, 1.2
+# Rows of which the bandwidth is found, where features are made as they are needed.
+_FEW_ROWS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +52,7 @@ class Lifted:
 
 @checked
 def train(
-    features: Tensor,
+    features: Tensor | Coded,
     vault: LabelVault,
     *,
     epsilon: float,
@@ -76,10 +82,14 @@ def train(
     >>> bool((found.logits(x).argmax(dim=1) == label).float().mean() > 0.8)
     True
     """
+    given: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "weighted": weighted, "folder": folder}
+    if isinstance(features, Coded):
+        check_count(len(features), "features", vault)
+        some = features.take(sample_rows(len(features), _FEW_ROWS, seed)).features()
+        lift = random_cosines(some, cosines, columns=columns, width=width, seed=seed)
+        # Whatever plans were bound are of the plain features.
+        given |= {"tune": functools.partial(cast("Any", tune), plans=None), "seed": seed, "report": report}
+        return Lifted(lift, one_shot.train(LiftedRows(features, lift), vault, **given))
     check_features(features, vault)
     lift = random_cosines(features, cosines, columns=columns, width=width, seed=seed)
-    shot = one_shot.train(
-        lift(features), vault, epsilon=epsilon, delta=delta, tune=tune, weighted=weighted, folder=folder,
-        report=report,
-    )  # fmt: skip
-    return Lifted(lift, shot)
+    return Lifted(lift, one_shot.train(lift(features), vault, tune=tune, report=report, **given))

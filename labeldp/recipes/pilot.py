@@ -33,7 +33,7 @@ from labeldp.core.events import PureDP
 from labeldp.core.vault import LabelVault
 from labeldp.features.kernels import random_cosines
 from labeldp.learning.learners import Candidate, Task
-from labeldp.learning.progress import Report
+from labeldp.learning.progress import Report, listening
 from labeldp.learning.tuning import Stage
 from labeldp.learning.tuning import tune as label_free
 from labeldp.mechanisms.responses import RandomizedResponse
@@ -86,11 +86,10 @@ class Decided:
     def reason(self) -> str:
         """Return the evidence in words."""
         taken = "a response of every row" if isinstance(self.found, Taught) else "one noisy moment"
+        lead = f"had to be {self.lead:.1%} ahead" if self.lead > 0 else f"might be {-self.lead:.1%} behind"
         return (
-            f"{self.pilot:,} rows responded first. On labels drawn from what they taught, a moment was right on "
-            f"{self.moment:.1%} of the rows and responses on {self.responses:.1%}, "
-            + (f"which had to be {self.lead:.1%} ahead" if self.lead > 0 else f"which might be {-self.lead:.1%} behind")
-            + f"; so the others were asked for {taken}."
+            f"In a pilot of {self.pilot:,} rows a moment was expected to be right on {self.moment:.1%} of the rows and "
+            f"responses, which {lead}, on {self.responses:.1%}, so the other rows were asked for {taken}."
         )
 
 
@@ -150,7 +149,12 @@ def train(
     if file is not None and file.exists():
         *moments, responses = json.loads(file.read_text(encoding="utf-8"))
     else:
-        moments = [played(plain), played(lift(plain))]
+        moments = []
+        with listening(None):
+            for number, way in enumerate((plain, lift(plain))):
+                clock("decision", "a moment is tried on labels drawn from the pilot's model", number / 3)
+                moments.append(played(way))
+        clock("decision", "responses are tried on labels drawn from the pilot's model", 2 / 3)
         responses = _responses_played(features, known, how, view, len(vault), epsilon, seed)
         if file is not None:
             with replacing(file) as draft:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.vault import LabelVault
+from labeldp.features.coded import Coded
 from labeldp.learning.bins import Loss, expected_loss, nearest_distribution, optimal_bins
 from labeldp.learning.evidence import on_values
 from labeldp.learning.heads import Head
@@ -203,13 +204,15 @@ def _levels_and_prior(noisy: NoisyValues, histogram: npt.ArrayLike | None) -> tu
 
 @checked
 def moment(
-    features: Tensor,
+    features: Tensor | Coded,
     vault: ValueVault,
     *,
     epsilon: float,
     delta: float,
     tune: Tune = tune,
     heads: Sequence[Head] = HEADS,
+    most: int | None = None,
+    seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
 ) -> OneShot:
@@ -219,6 +222,7 @@ def moment(
     """
     two = cast("LabelVault", TwoSided(vault))
     settings: dict[str, Any] = {"tune": tune, "heads": heads, "folder": folder, "report": report}
+    settings |= {"most": most, "seed": seed}
     return one_shot.train(features, two, epsilon=epsilon, delta=delta, **settings)
 
 

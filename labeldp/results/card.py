@@ -45,6 +45,16 @@ def at_most(value: float, digits: int = 6) -> str:
     return f"{float(rounded):.{digits}g}"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "row"), counted(2500, "row"), counted(2, "class")
+    ('1 row', '2,500 rows', '2 classes')
+    """
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"
+
+
 def odds_in_words(epsilon: float, delta: float, protects: str = "one label") -> str:
     """Return what ε means: how far the odds between two values of what is protected can move.
 
@@ -229,7 +239,7 @@ def measure_words(name: str) -> str:
     >>> measure_words("log_loss"), measure_words("r2"), measure_words("auc")
     ('log loss', 'R²', 'AUC')
     """
-    return {"r2": "R²", "auc": "AUC"}.get(name, name.replace("_", " "))
+    return {"r2": "R²", "auc": "AUC", "at_bounds": "labels at the bounds"}.get(name, name.replace("_", " "))
 
 
 def headline(story: Story, test: Mapping[str, Any], own: Evaluation | None) -> str:

@@ -25,7 +25,7 @@ import torch
 from labeldp.core.display import table
 from labeldp.learning.projections import project_to_simplex
 from labeldp.mechanisms.evaluation import ErrorCounts, ScoreCounts
-from labeldp.releases import FloatArray, NoisyCounts, NoisyScores
+from labeldp.releases import FloatArray, NoisyCounts, NoisyErrors, NoisyScores
 from labeldp.results.card import measure_words
 
 # Simulated evaluations, and fewer where there are very many cells.
@@ -34,7 +34,7 @@ _CONFIDENCE = 0.95
 # A class is measured if its rows are more than three deviations of the noise on their number.
 _ABOVE_NOISE = 3.0
 _LEAST = 1e-12
-PERCENT = ("accuracy", "majority_baseline", "calibration_error")
+PERCENT = ("accuracy", "majority_baseline", "calibration_error", "at_bounds")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Evaluation:
         epsilon: what each of them paid.
         measures: by name: accuracy, majority_baseline (the accuracy of always saying the most frequent class), auc
             (mean over classes, one against the rest), log_loss, calibration_error (mean distance between score and
-            observed share); of numbers mean_absolute_error, root_mean_squared_error, r2.
+            observed share); of numbers mean_absolute_error, root_mean_squared_error, r2, and at_bounds, the share of
+            labels at the declared bounds, where those beyond are cut off.
         classes: in the order of the model; empty for numbers.
         confusion: rows by true class, then by predicted one, as estimated.
         recall, precision: of each class; None where noise drowns it.
@@ -98,6 +99,14 @@ class Evaluation:
         return ", ".join(
             f"{measure_words(name)} {shown(name, self.measures[name])}" for name in names if name in self.measures
         )
+
+    def commonest(self) -> tuple[str, float] | None:
+        """Return the class that most rows have, as estimated, and its share: what always predicting it would reach."""
+        if not self.confusion:
+            return None
+        totals = [max(0.0, sum(row)) for row in self.confusion]
+        place = totals.index(max(totals))
+        return self.classes[place], totals[place] / max(sum(totals), 1.0)
 
     def side(self, name: str, place: int) -> str:
         """Return recall or precision of a class in words; a dash where noise drowns it."""
@@ -361,6 +370,11 @@ def evaluate_numbers(query: ErrorCounts, release: NoisyCounts, bounds: tuple[flo
         for name, value in found.items()
         if np.isfinite(value) and np.isfinite(off[name]).all()
     }
+    # What an earlier version has kept does not have it.
+    if isinstance(release, NoisyErrors):
+        share = min(max(release.at_bounds / len(predicted), 0.0), 1.0)
+        drawn = chance.binomial(len(predicted), share, _DRAWS) + _noise(chance, release.at_bounds_std, (_DRAWS,))
+        measures["at_bounds"] = Measure(share, _margin(drawn / len(predicted) - share))
     return Evaluation(len(predicted), query.epsilon, measures)
 
 

@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from labeldp.audit.result import AuditResult
-from labeldp.choosing.choice import Choice, choose
+from labeldp.choosing.choice import DEVICES, Choice, choose
 from labeldp.core.certificate import Certificate
 from labeldp.recipes.worth import Case
 from labeldp.results.card import Story, is_number
 from labeldp.results.evaluation import Evaluation, evaluation_of
-from labeldp.results.folder import FILES, IN_PYTHON, ArtifactError, Result, read
+from labeldp.results.folder import FILES, IN_PYTHON, ArtifactError, read
 from labeldp.results.signing import AUDIT
 from labeldp.results.verify import check
-
-# Numbers per row that a folder may claim.
-_WIDEST = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,7 @@ class Facts:
         problems: what `labeldp verify` finds wrong with it.
         signer: the public key that signed all of it; empty where none did.
         choice: recipes compared for such data; None for labels that are numbers.
-        rows, width, device: what the recipes were compared for: rows that were learnt from, numbers per row (None where
-            not known), and the machine, "cpu" or "cuda".
+        width: numbers per row that the recipes were compared for; None where not known.
         audit: a lower bound on ε, where one was made.
         audited: the SHA-256 of the model whose folder the audit was of; None for an audit of a recipe or a file.
         beside: other results to compare with.
@@ -63,9 +59,7 @@ class Facts:
     problems: tuple[str, ...] = ()
     signer: str = ""
     choice: Choice | None = None
-    rows: int = 0
     width: int | None = None
-    device: str = "cpu"
     audit: AuditResult | None = None
     audited: str | None = None
     beside: tuple[Measured, ...] = ()
@@ -114,9 +108,19 @@ class Facts:
         return _modality(self.story)
 
     @property
+    def rows(self) -> int:
+        """How many rows the recipes were compared for."""
+        return self.story.rows if self.choice is None else self.choice.problem["num_rows"]
+
+    @property
+    def device(self) -> str:
+        """The machine that they were compared for: "cpu" or "cuda"."""
+        return "cpu" if self.choice is None else self.choice.problem["device"]
+
+    @property
     def case(self) -> Case:
         """The learning problem by its public numbers."""
-        return Case(self.rows or self.story.rows, self.classes or 2, self.width, self.modality, self.story.delta)
+        return Case(self.rows, self.classes or 2, self.width, self.modality, self.story.delta)
 
 
 def gather(
@@ -145,38 +149,28 @@ def gather(
     if known is not None and not 0 <= known <= 1:
         what = "an R²" if story.classes is None else "a share of right predictions"
         raise ArtifactError(f"non_private={known} is not {what}; give a number from 0 to 1")
-    rows, width, device = _problem(result)
-    choice = None
+    # Numbers per row as the recipes saw them: pixels, or the features that a head was solved on.
+    modality, width = _modality(story), None
+    if modality == "images":
+        width = math.prod(int(size) for size in story.features[0].removesuffix(" pixels").split(" × "))
+    elif "head.mean" in result.tensors:
+        width = int(result.tensors["head.mean"].shape[0])
+    own, choice = evaluation_of(result.metrics), None
     if story.classes is not None:
-        problem = {"feature_dim": width, "modality": _modality(story), "device": device}
-        choice = choose(rows, len(story.classes), story.epsilon, story.delta, **problem)
+        problem = {"num_rows": story.rows - (own.rows if own else 0), "feature_dim": width, "modality": modality}
+        problem |= _chosen_for(result.metrics.get("chosen_for"))
+        choice = choose(num_classes=len(story.classes), epsilon=story.epsilon, delta=story.delta, **problem)
+        width = choice.problem["feature_dim"]
     bound, audited = _audit(folder, audit)
     verdict = check(folder)
     return Facts(
         folder.resolve().name, certificate, story, metrics,
         files={name: str(hashes[name]) for name in FILES if name in hashes}, problems=verdict.problems,
         signer="" if verdict.signature is None else verdict.signature.signer,
-        choice=choice, rows=rows, width=width, device=device, audit=bound, audited=audited,
-        beside=tuple(_measured(Path(one), story) for one in beside), non_private=known,
-        evaluation=evaluation_of(result.metrics), repeatable=next(iter(result.run), "") != IN_PYTHON,
+        choice=choice, width=width, audit=bound, audited=audited,
+        beside=tuple(_measured(Path(one), story) for one in beside), non_private=known, evaluation=own,
+        repeatable=next(iter(result.run), "") != IN_PYTHON,
     )  # fmt: skip
-
-
-def _problem(result: Result) -> tuple[int, int | None, str]:
-    """Return rows, numbers per row and machine that methods were compared for when the result was made.
-
-    Folders of earlier versions do not say: then it is all rows, and pixels or the features that a head was solved on.
-    """
-    story, said = result.story, result.metrics.get("problem")
-    said = said if isinstance(said, Mapping) else {}
-    rows, width = (said.get(name) for name in ("rows", "feature_dim"))
-    if type(rows) is int and type(width) is int and 0 < rows <= story.rows and 0 < width <= _WIDEST:
-        return rows, width, "cuda" if said.get("device") == "cuda" else "cpu"
-    if _modality(story) == "images":
-        sizes = story.features[0].removesuffix(" pixels").split(" × ")
-        return story.rows, math.prod(map(int, sizes)), "cpu"
-    head = result.tensors.get("head.mean")
-    return story.rows, None if head is None else int(head.shape[0]), "cpu"
 
 
 def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,6 +183,14 @@ def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
         named = values.items() if isinstance(values, Mapping) else ()
         found[part] = {str(name): value for name, value in named if is_number(value)}
     return found
+
+
+def _chosen_for(kept: Any) -> dict[str, Any]:
+    """Return what a run was chosen for, of values that may be a stranger's; nothing of what cannot be."""
+    given: Mapping[str, Any] = kept if isinstance(kept, Mapping) else {}
+    counts = {name: given.get(name) for name in ("num_rows", "feature_dim")}
+    found: dict[str, Any] = {name: one for name, one in counts.items() if type(one) is int and 0 < one < 1 << 53}
+    return found | {name: given[name] for name in ("device",) if given.get(name) in DEVICES}
 
 
 def _modality(story: Story) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from labeldp.data.stored import some_of
 from labeldp.results.card import belief_after
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
         "epsilon": "infinity" if math.isinf(spent) else spent, "delta": certificate.delta, "rows": len(data)
     }  # fmt: skip
     if model.classes:
-        sure = model.estimator.predict_proba(data.features).max(axis=1).mean()
+        sure = model.estimator.predict_proba(some_of(data.features)).max(axis=1).mean()
         # The share of true labels among plain randomized responses at ε: what one response per row would keep.
         kept = belief_after(1 / len(data.classes), spent)
         found["classes"] = len(data.classes)
@@ -36,14 +37,15 @@ def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
             "share_right_of_plain_randomized_response": round(kept, 4),
         }
     else:
-        predicted = model.estimator.predict(data.features)
+        predicted = model.estimator.predict(some_of(data.features))
         found["bounds"] = list(data.bounds or ())
         found["expected"] = {
             "mean_prediction_on_training_rows": _digits(predicted.mean()),
             "spread_of_predictions_on_training_rows": _digits(predicted.std()),
         }
-    if getattr(model.estimator, "problem_", None):
-        found["problem"] = dict(model.estimator.problem_)
+    if model.problem:
+        # So that a report compares recipes for the same rows, features and machine as the run did.
+        found["chosen_for"] = dict(model.problem)
     if model.curves:
         # Of losses on private targets and of the ledger; see `Recorder`, which says why they are free.
         found["curves"] = list(model.curves)

@@ -6,7 +6,7 @@ A `Model` is a fitted estimator with what a folder must know beside it: columns 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import pyarrow as pa
 import pyarrow.compute
 import torch
 
-from labeldp.choosing.choice import choose
-from labeldp.data.columns import conformed, read_like
+from labeldp.budgets.calibrate import usual_delta
+from labeldp.choosing.choice import Choice, choose
+from labeldp.data.columns import conformed
 from labeldp.data.door import NAMES, PrivateData, read
 from labeldp.data.kinds import Column
 from labeldp.data.released import ReleasedLabels
+from labeldp.data.stored import read_like
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
@@ -51,6 +53,7 @@ class Model:
         network: the name of the network for images, where one was trained.
         why: this method and no other.
         curves: how the training went, as `labeldp.estimator.progress.Recorder` has it; empty for a model of a folder.
+        problem: what the method was chosen for, as arguments of `labeldp.choose`; empty where it was named.
     """
 
     estimator: Any
@@ -60,6 +63,7 @@ class Model:
     network: str | None = None
     why: str = ""
     curves: tuple[Mapping[str, Any], ...] = ()
+    problem: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def kind(self) -> str:
@@ -137,10 +141,10 @@ def trained(
     drawn, so that a run that was stopped goes on (`RunFolder`). From responses that were released before the model
     learns for nothing; ε has to allow what they were released at.
     """
-    why, network = "It was requested by name.", None
+    why, network, choice = "It was requested by name.", None, None
     if data.columns is None:
         # Chosen here and not by the estimator, because only some methods want a network to be brought.
-        method, why = method_for_images(data, epsilon, delta, method, device)
+        method, why, choice = method_for_images(data, epsilon, delta, method, device)
         network = network_for(data.features.shape) if BY_KEY[method].network else None
     recorder = Recorder(report)
     settings: dict[str, Any] = {
@@ -164,36 +168,30 @@ def trained(
     else:
         estimator = LabelDPRegressor(epsilon, data.bounds, delta, method, **settings)
     estimator.fit(data.features, data.vault)
-    if data.columns is None:
-        estimator.problem_ = _images_problem(data, device)
     if isinstance(data.vault, ReleasedLabels) and method == AUTO:
         why = "It is expected to do best among the methods that learn from responses which were released before."
     elif estimator.choice_ is not None:
-        why = estimator.choice_.reason
+        choice = estimator.choice_
+        # What a pilot found says more than why there was one.
+        why = f"{choice.worth} {estimator.evidence_}" if estimator.evidence_ else choice.reason
     if weights:
         listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         why += f" Probabilities are weighted by what was declared ({listed}), which costs no privacy."
     name, curves = None if network is None else network.name, tuple(recorder.curves())
-    if estimator.evidence_:
-        why += f" {estimator.evidence_}"
-    return Model(estimator, data.classes, data.columns, data.label, name, why, curves)
+    problem = {} if choice is None else choice.problem
+    return Model(estimator, data.classes, data.columns, data.label, name, why, curves, problem)
 
 
 def method_for_images(
     data: PrivateData, epsilon: float, delta: float | None, method: str, device: str
-) -> tuple[str, str]:
-    """Return the method, chosen from public numbers where it is "auto", and why."""
+) -> tuple[str, str, Choice | None]:
+    """Return the method, chosen from public numbers where it is "auto", why, and the choice if there was one."""
     if method != AUTO:
-        return find(method).key, "It was requested by name."
-    problem, allowed = _images_problem(data, device), 1e-5 if delta is None else delta
-    choice = choose(problem.pop("rows"), len(data.classes), epsilon, allowed, **problem)
-    return choice.recipe, choice.reason
-
-
-def _images_problem(data: PrivateData, device: str) -> dict[str, Any]:
-    place = "cuda" if device.startswith("cuda") else "cpu"
-    pixels = int(np.prod(np.shape(data.features)[1:]))
-    return {"rows": len(data), "feature_dim": pixels, "modality": "images", "device": place}
+        return find(method).key, "It was requested by name.", None
+    pixels, place = int(np.prod(data.features.shape[1:])), "cuda" if device.startswith("cuda") else "cpu"
+    allowed = usual_delta(len(data)) if delta is None else delta
+    choice = choose(len(data), len(data.classes), epsilon, allowed, feature_dim=pixels, modality="images", device=place)
+    return choice.recipe, choice.reason, choice
 
 
 def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | None, run: Mapping[str, Any]) -> Result:

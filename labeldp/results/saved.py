@@ -80,9 +80,8 @@ def load(folder: Path | str, *, model: nn.Module | None = None, device: Any = No
         estimator.class_weight = weights and {found.classes[place]: weight for place, weight in weights.items()}
     estimator.delta, estimator.evaluation_ = result.story.delta, evaluation_of(result.metrics)
     estimator.evidence_, estimator._reason, estimator._rows = "", result.story.reason, result.story.rows
-    curves, problem = result.metrics.get("curves"), result.metrics.get("problem")
-    if isinstance(problem, Mapping):
-        estimator.problem_ = dict(problem)
+    curves, problem = result.metrics.get("curves"), result.metrics.get("chosen_for")
+    estimator._chosen_for = dict(problem) if isinstance(problem, Mapping) else None
     estimator._curves, estimator._network_name = tuple(curves) if isinstance(curves, list) else (), found.network
     if not result.model.get("in_memory", False):
         estimator._columns = found.columns
@@ -139,8 +138,9 @@ def metrics_of(estimator: Any, names: tuple[str, ...]) -> dict[str, Any]:
         found["classes"] = len(names)
         kept = belief_after(1 / len(names), spent)
         found["expected"] = {"share_right_of_plain_randomized_response": round(kept, 4)}
-    if getattr(estimator, "problem_", None):
-        found["problem"] = dict(estimator.problem_)
+    chosen_for = estimator._chosen_for if estimator.choice_ is None else estimator.choice_.problem
+    if chosen_for:
+        found["chosen_for"] = dict(chosen_for)
     if estimator._curves:
         found["curves"] = list(estimator._curves)
     return found if own is None else {**found, "evaluation": own.to_json()}

@@ -295,3 +295,24 @@ def test_demo_trains_compares_and_verifies(tmp_path):
     assert ours > 0.895
     labeldp("verify", tmp_path / "demo" / "model", check=0)
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("group", [(), ("budget",), ("keys",)])
+def test_a_group_alone_prints_its_help(group):
+    run = labeldp(*group, check=0)
+    assert run.stdout.startswith(" ".join(["Usage: labeldp", *group]))
+    assert len(run.stdout.splitlines()) > 10
+    assert run.stderr == ""
+
+
+def test_choose_is_plan():
+    numbers = ("--rows", 5000, "--classes", 3, "--epsilon", 1, "--json")
+    assert labeldp("choose", *numbers, check=0).stdout == labeldp("plan", *numbers, check=0).stdout
+    assert "May also be called as labeldp choose" in " ".join(labeldp("plan", "--help", check=0).stdout.split())
+
+
+def test_every_refusal_has_one_prefix():
+    for line in (("plan",), ("plan", "--epsilon", 1), ("nothing",), ("train",), ("audit",), ("keys", "show", "none")):
+        run = labeldp(*line, check=2)
+        assert run.stderr.startswith("labeldp: ")
+        assert len(run.stderr.splitlines()) == 1

@@ -247,7 +247,7 @@ SECRET = ("TOPSECRET", "also-secret")
         (b"\xef\xbb\xbf", "no header"),
         (b"x,z\n1,2\n", "label: there is no single column 'y'"),
         (b"x,Y\n1,2\n", "did you mean 'Y'"),
-        (b"y,x,y\na,1,b\n", "2 times"),
+        (b"y,x,y\na,1,b\n", "2 of its 3 columns have that name"),
         (b"x,y\n1,a\n2,a,TOPSECRET\n", "data row 2 has 3 fields where the header has 2"),
         (b"x,y\n1,a\nTOPSECRET\n", "data row 2 has 1 fields"),
         (b"x,y\n1,a\n\n2,a\n", "data row 2 is blank"),

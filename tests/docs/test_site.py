@@ -1,5 +1,6 @@
 """The pages of the site: commands run, figures are those of the results, and the site builds without a warning."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -12,7 +13,20 @@ from tests.docs.pages import ROOT, command_lines, run_command, text
 
 # Pages whose commands need nothing but what the page itself has made.
 PAGES = ("start", "choosing_epsilon", "results", "choose")
-SITE = ("index", "start", "choosing_epsilon", "recipes", "extend", "threat_model", "pitfalls", "results")
+SITE = (
+    "index",
+    "coming_from",
+    "reference",
+    "versions",
+    "tutorials/medical",
+    "start",
+    "choosing_epsilon",
+    "recipes",
+    "extend",
+    "threat_model",
+    "pitfalls",
+    "results",
+)
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.S | re.M)
 
 
@@ -34,8 +48,8 @@ def test_commands_run_as_they_stand(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SITE)
 def test_every_block_is_of_a_kind_that_is_tested(name):
     kinds = re.findall(r"^```(\w*)\n.*?^```", text(name), re.S | re.M)
-    assert set(kinds) <= {"python", "console"}
-    assert "console" not in kinds or name in PAGES
+    assert set(kinds) <= {"python", "console", "text"}
+    assert "console" not in kinds or name in PAGES or name.startswith("tutorials/")
 
 
 def test_figures_are_those_of_the_results():
@@ -56,3 +70,18 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
         page = (tmp_path / "site" / f"{name}.html").read_text(encoding="utf-8")
         fetched = re.findall(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="(https?:)?//', page)
         assert fetched == [], name
+
+
+def test_pictures_are_drawn_from_the_lines(tmp_path):
+    """What is drawn anew has the same curves as the pages: coordinates, whatever the version of matplotlib writes."""
+    pytest.importorskip("matplotlib")
+    spec = importlib.util.spec_from_file_location("picture", ROOT / "scripts/picture.py")
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+    picture.draw(tmp_path / "accuracy.svg")
+    picture.draw_tables(tmp_path / "tables.svg")
+    for name in ("accuracy.svg", "tables.svg"):
+        drawn, kept = ((folder / name).read_text("utf-8") for folder in (tmp_path, ROOT / "docs"))
+        curves = [re.findall(r"<path d=\"([^\"]+)\" clip-path", one) for one in (drawn, kept)]
+        assert len(curves[0]) >= 3
+        assert curves[0] == curves[1], f"{name} is old: run python scripts/picture.py"

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeldp.features.tables import Coder, Table
+from labeldp.features.coded import Coder
+from labeldp.features.tables import Table
 from labeldp.learning.tuning import Plan, prepare, spectrum
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -33,6 +34,7 @@ def test_without_noise_they_are_the_counts():
     assert (release.right, release.right_std) == (3, 0.0)
     told = errors(math.inf, [5, 5, 0, 9]).sample(np.array([5, 9, 9, 0], dtype=np.uint8), SecureRandom(1))
     assert told.counts.tolist() == [[1, 0, 1, 1, 1]]
+    assert (told.at_bounds, told.at_bounds_std) == (3, 0.0)
 
 
 @given(epsilon=st.floats(1e-6, 50), rows=st.integers(1, 10**7))
@@ -44,6 +46,10 @@ def test_both_parts_together_cost_epsilon_exactly(epsilon, rows):
     assert ask.cells.noise.epsilon + ask.right_epsilon == pytest.approx(epsilon, rel=1e-12)
     assert 0 < right_epsilon(epsilon, rows) <= epsilon / 2
     assert ask.event() == PureDP(epsilon)
+    numbers = errors(epsilon, [3] * min(rows, 50))
+    assert Fraction(numbers.bounds_epsilon) + Fraction(numbers.cells.noise.epsilon) <= Fraction(epsilon)
+    assert numbers.cells.noise.epsilon >= 0.9 * epsilon * (1 - 1e-12)
+    assert numbers.event() == PureDP(epsilon)
 
 
 def test_the_share_is_a_third_of_the_sampling_error():
@@ -76,8 +82,10 @@ def test_one_number_moves_one_error(seed, row, level):
     other = given.copy()
     other[row] = level
     ask = errors(0.5, [5, 5, 0, 9])
-    before, after = (ask.sample(labels, SecureRandom(seed)).counts for labels in (given, other))
-    assert np.abs(before - after).sum() in (0, 2)
+    before, after = (ask.sample(labels, SecureRandom(seed)) for labels in (given, other))
+    assert np.abs(before.counts - after.counts).sum() in (0, 2)
+    # Of 1, 5, 9 and 3 one is at a bound, and replacing one changes that by one at most.
+    assert abs(before.at_bounds - after.at_bounds) == abs(int(level in (0, 9)) - int(given[row] == 9))
 
 
 class Batch(SecureRandom):
@@ -115,6 +123,52 @@ def test_right_predictions_have_noise_of_the_stated_law_long():
     assert not follows(*right_counts(10**6, 1.02, 1.0))
 
 
+def bound_counts(draws, epsilon, stated, ask=None):
+    """Return how often the noise on labels at the bounds had each value, and the stated law of it."""
+    ask, rng, reach = ask or errors(epsilon, [5, 5, 0, 9]), Batch(7), 60
+    labels = np.array([1, 5, 9, 0], dtype=np.uint8)
+    drawn = np.array([ask.sample(labels, rng).at_bounds - 2 for _ in range(draws)])
+    rate, k = stated / 10, np.arange(-reach, reach + 1)
+    law = math.tanh(rate / 2) * np.exp(-rate * np.abs(k))
+    inside = drawn[np.abs(drawn) <= reach]
+    counts = np.append(np.bincount(inside + reach, minlength=len(k)), draws - inside.size)
+    return counts, np.append(law, 1 - law.sum())
+
+
+class Twice(ErrorCounts):
+    """The planted bug: the number at the bounds gets the noise of counts that move by a half."""
+
+    def sample(self, labels, rng):
+        found = super().sample(labels, rng)
+        noise = rng.discrete_laplace(Fraction(2 * self.bounds_epsilon), 1)
+        true = int(np.isin(labels, (0, self.num_levels - 1)).sum())
+        return replace(found, at_bounds=true + int(noise[0]))
+
+
+def test_labels_at_the_bounds_have_noise_of_the_stated_law():
+    """2·10⁴ draws, false alarm 1e-9; planted are noise of half the size, and of 15% more ε than stated."""
+    assert follows(*bound_counts(20_000, 1.0, 1.0))
+    assert not follows(*bound_counts(20_000, 1.15, 1.0))
+    planted = Twice([5, 5, 0, 9], np.zeros(4, dtype=int), 1, 10, GRID, 1.0)
+    assert not follows(*bound_counts(20_000, 1.0, 1.0, planted))
+
+
+@pytest.mark.slow
+def test_labels_at_the_bounds_have_noise_of_the_stated_law_long():
+    """10⁶ draws, false alarm 1e-9; the planted bug is noise 2% too small."""
+    assert follows(*bound_counts(10**6, 1.0, 1.0))
+    assert not follows(*bound_counts(10**6, 1.02, 1.0))
+
+
+def test_exact_privacy_of_errors_and_bounds():
+    """Log-ratio of the joint law of two cells and the number at the bounds: at most ε, and attained."""
+    ask = errors(0.8, [5, 5, 0, 9])
+    cells = -ask.cells.noise.epsilon / 2 * np.abs(np.arange(-25, 26))
+    bounds = -ask.bounds_epsilon * np.abs(np.arange(-25, 26))
+    worst = 2 * np.abs(np.diff(cells)).max() + np.abs(np.diff(bounds)).max()
+    assert worst == pytest.approx(0.8, rel=1e-12)
+
+
 def cell_counts(ask, rate, reach=12):
     """Return how often the noise of empty cells had each value, and its law."""
     drawn = ask.sample(LABELS[:0], SecureRandom(5))
@@ -129,7 +183,8 @@ def cell_counts(ask, rate, reach=12):
 @pytest.mark.parametrize("spent", [1.0, 1.02])
 def test_every_cell_has_noise_of_the_stated_law(spent):
     """10⁶ cells, false alarm 1e-9; ε 2% larger than stated is the planted bug."""
-    asked = ScoreCounts([], [], 500_000, 2, 2 * spent), ErrorCounts([], [], 200_000, 10, GRID, spent)
+    # Half of ε is for the right predictions, a tenth for the labels at the bounds.
+    asked = ScoreCounts([], [], 500_000, 2, 2 * spent), ErrorCounts([], [], 200_000, 10, GRID, spent / 0.9)
     for ask, stated in zip(asked, (0.5, 0.5), strict=True):
         assert follows(*cell_counts(ask, stated)) == (spent == 1.0)
 

@@ -8,10 +8,11 @@ import torch
 
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.vault import LabelVault
-from labeldp.features.tables import Coder, Table
+from labeldp.features.coded import Coder
+from labeldp.features.tables import Table
 from labeldp.learning.tuning import Plan, tune
 from labeldp.recipes import one_shot
-from labeldp.recipes.one_shot import _moment_of
+from labeldp.recipes.one_shot import moment_of
 from labeldp.releases import NoisyMoments
 
 ROWS = 6000
@@ -47,7 +48,7 @@ def test_a_part_of_the_rows_teaches_nearly_as_much_and_costs_the_same(problem, d
     assert right(other, features, labels) > right(one, features, labels) - 0.04
 
 
-def test_the_moment_of_all_rows_beats_that_of_the_rows_held(problem):
+def test_themoment_of_all_rows_beats_that_of_the_rows_held(problem):
     """At an ε where 2,000 labels say little, 6,000 say more: what is held is features, not labels."""
     coded, features, labels = problem
     some = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))[:600]
@@ -63,7 +64,7 @@ def test_the_moment_of_all_rows_beats_that_of_the_rows_held(problem):
     assert np.mean(found["all"]) > np.mean(found["some"]) + 0.05
 
 
-def test_the_moment_of_some_rows_is_estimated_without_bias_and_adds_up():
+def test_themoment_of_some_rows_is_estimated_without_bias_and_adds_up():
     rng = np.random.default_rng(1)
     rows, labels = torch.tensor(rng.normal(size=(500, 3)) + 1.0), rng.integers(2, size=500)
     rows[labels == 1, 0] += 1
@@ -72,7 +73,7 @@ def test_the_moment_of_some_rows_is_estimated_without_bias_and_adds_up():
     errors = []
     for seed in range(400):
         some = torch.randperm(500, generator=torch.Generator().manual_seed(seed))[:100]
-        found = _moment_of(rows[some], noisy)
+        found = moment_of(rows[some], noisy)
         assert found.value.sum(axis=0) == pytest.approx(rows[some].sum(dim=0).numpy())
         assert (found.num_rows, found.noise_std) == (100, pytest.approx(7.0 / 5))
         own = np.stack([rows[some][labels[some.numpy()] == k].sum(dim=0).numpy() for k in range(2)])

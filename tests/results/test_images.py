@@ -55,7 +55,7 @@ def test_a_model_of_images_comes_back(tmp_path, method, network):
 
 
 def test_auto_is_chosen_from_public_numbers():
-    method, why = method_for_images(halves(), 0.05, None, "auto", "cpu")
+    method, why, _ = method_for_images(halves(), 0.05, None, "auto", "cpu")
     expected = choose(160, 2, 0.05, 1e-5, feature_dim=784, modality="images", device="cpu")
     assert (method, why) == (expected.recipe, expected.reason)
     assert method_for_images(halves(), 1.0, None, "rr", "cpu")[0] == "rr"

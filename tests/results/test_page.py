@@ -201,9 +201,10 @@ def test_what_is_expected_is_what_was_measured_there(tmp_path):
     from labeldp.choosing.predict import points
     from labeldp.results.report import expected
 
-    known = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.key) == ("fashion_mnist", "lp_mst")}
-    problem = {"rows": 60_000, "feature_dim": 784, "modality": "images", "device": "cuda"}
-    made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000, problem=problem)
+    measured = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.key) == ("fashion_mnist", "lp_mst")}
+    # One that did worse than guessing among ten has no odds to be carried over.
+    known = {epsilon: value for epsilon, value in measured.items() if value > 12}
+    made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000)
     facts = gather(saved(tmp_path / "model", made))
     (line,) = expected(facts, sorted(known))
     assert line.name == "lp_mst on data like fashion_mnist"
@@ -432,19 +433,11 @@ def test_delta_stands_beside_every_result_that_is_compared(tmp_path):
 
 
 def test_methods_are_compared_for_the_rows_and_the_machine_that_the_model_was_chosen_for(tmp_path):
-    problem = {"rows": 2700, "feature_dim": 12, "modality": "table", "device": "cpu"}
-    facts = gather(saved(tmp_path / "model", result(problem=problem)))
+    problem = {"num_rows": 2700, "feature_dim": 12, "device": "cpu"}
+    facts = gather(saved(tmp_path / "model", result(chosen_for=problem)))
     assert (facts.rows, facts.width, facts.device) == (2700, 12, "cpu")
-    again = choose(2700, 2, 1.0, 0.0, feature_dim=12, modality="table", device="cpu")
-    assert facts.choice.reason == again.reason
+    assert facts.choice.reason == choose(2700, 2, 1.0, 0.0, feature_dim=12, modality="table", device="cpu").reason
     assert "for a machine without a GPU" in Reader(page(facts)).text
-
-
-@pytest.mark.parametrize(
-    "problem", [[], {"rows": -1}, {"rows": 10**9, "feature_dim": 3}, {"rows": 5, "feature_dim": "x"}]
-)
-def test_odd_problems_are_passed_over(tmp_path, problem):
-    assert gather(saved(tmp_path / "model", result(problem=problem))).rows == 3000
 
 
 def test_the_card_begins_with_how_good_how_private_and_how_to_check(tmp_path):

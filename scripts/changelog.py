@@ -1,0 +1,120 @@
+"""Make CHANGELOG.md from the notes in changelog.d/, one file per change.
+
+    python scripts/changelog.py                    write what is not released yet under "Unreleased"
+    python scripts/changelog.py --release 1.0.0    write it under this version, remove the notes, set the version
+    python scripts/changelog.py --check            exit with 1 where CHANGELOG.md lacks a note
+
+Notes are named NUMBER-topic.md, or topic.md, and come newest number first; released sections stay as they are. The
+version is written in pyproject.toml, and CITATION.cff repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HEAD = """# Changelog
+
+What changed for users, newest first. Made by `scripts/changelog.py` from the notes in `changelog.d/`; what may change
+between versions is in [docs/versions.md](docs/versions.md).
+"""
+UNRELEASED = "Unreleased"
+_VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
+
+
+def notes(root: Path) -> list[tuple[int, str, str]]:
+    """Return number, topic and text of every note, newest number first."""
+    found = []
+    for path in (root / "changelog.d").glob("*.md"):
+        if path.name != "README.md" and (match := re.fullmatch(r"(?:(\d+)-)?([\w-]+)", path.stem)):
+            # Links are written as seen from changelog.d/.
+            found.append(
+                (int(match[1] or 0), match[2], path.read_text(encoding="utf-8").strip().replace("](../", "]("))
+            )
+    # Those without a number are of no issue, and come first.
+    return sorted(found, key=lambda note: (note[0] > 0, -note[0], note[1]))
+
+
+def name(note: tuple[int, str, str]) -> str:
+    """Return the file of a note."""
+    return f"{note[0]}-{note[1]}.md" if note[0] else f"{note[1]}.md"
+
+
+def section(title: str, listed: list[tuple[int, str, str]]) -> str:
+    """Return a section with one line for each note.
+
+    >>> print(section("Unreleased", [(6, "command-line", "`labeldp train` trains.")]))
+    ## Unreleased
+    <BLANKLINE>
+    - **Command line.** `labeldp train` trains. (#6)
+    <BLANKLINE>
+    """
+    lines = [f"## {title}", ""]
+    for number, topic, text in listed:
+        first, *more = text.split("\n\n")
+        begin = f"- **{topic.replace('-', ' ').capitalize()}.**"
+        if first.startswith(("- ", "| ", "#")):
+            first, more = "", text.split("\n\n")
+        lines.append(" ".join([begin, *first.split(), *([f"(#{number})"] if number else [])]))
+        # Lists and tables stay as they are, below the line.
+        lines += ["", *(f"  {line}".rstrip() for line in "\n\n".join(more).splitlines()), ""] if more else []
+    return "\n".join([*lines, ""])
+
+
+def released(text: str) -> str:
+    """Return the sections of released versions as CHANGELOG.md has them."""
+    parts = re.split(r"^(?=## )", text, flags=re.M)[1:]
+    return "\n".join(part.strip() + "\n" for part in parts if not part.startswith(f"## {UNRELEASED}"))
+
+
+def write(root: Path, title: str) -> None:
+    """Write CHANGELOG.md with the notes under this title."""
+    path = root / "CHANGELOG.md"
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    listed = notes(root)
+    parts = [HEAD, section(title, listed)] if listed else [HEAD]
+    path.write_text("\n".join([*parts, released(before)]).rstrip() + "\n", encoding="utf-8")
+
+
+def set_version(root: Path, version: str) -> None:
+    """Put the version into pyproject.toml, its one place, and into CITATION.cff, which repeats it."""
+    for name, pattern in (("pyproject.toml", r'^version = ".*"$'), ("CITATION.cff", r"^version: .*$")):
+        path = root / name
+        line = f'version = "{version}"' if name.endswith(".toml") else f"version: {version}"
+        text, count = re.subn(pattern, line, path.read_text(encoding="utf-8"), count=1, flags=re.M)
+        if count != 1:
+            raise SystemExit(f"{name} has no line with a version; restore it")
+        path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--release", metavar="VERSION", help="write the notes under this version and remove them")
+    parser.add_argument("--check", action="store_true", help="only say whether CHANGELOG.md has every note")
+    parser.add_argument("--root", type=Path, default=ROOT, help="of the project")
+    given = parser.parse_args()
+    if given.check:
+        text = (given.root / "CHANGELOG.md").read_text(encoding="utf-8")
+        listed = notes(given.root)
+        missing = [name(one) for one in listed if section("", [one]).split("\n", 2)[2].strip() not in text]
+        if missing:
+            print(f"CHANGELOG.md lacks {', '.join(missing)}; run: python scripts/changelog.py")
+        sys.exit(bool(missing))
+    if given.release is None:
+        write(given.root, UNRELEASED)
+        return
+    if not _VERSION.fullmatch(given.release):
+        raise SystemExit(f"--release {given.release} is no version; give one as in 1.0.0 or 1.0.0rc1")
+    write(given.root, f"{given.release} ({datetime.now(UTC).date().isoformat()})")
+    set_version(given.root, given.release)
+    for note in notes(given.root):
+        (given.root / "changelog.d" / name(note)).unlink()
+
+
+if __name__ == "__main__":
+    main()
