@@ -89,7 +89,7 @@ def test_the_exported_names_are_these():
         "LabelVault", "LaplaceNoise", "LaplaceOneHot", "Moments", "NoisyCounts", "NoisyGradient", "NoisyLabels",
         "NoisyMoments", "NormBound", "PriorResponse", "PrivateTable", "RandomizedResponse", "SecureRandom",
         "TeacherVotes", "TopKResponse", "UserGradientSum", "UserResponse", "UserVault", "__version__", "cap_rows",
-        "choose", "privatize", "read_private",
+        "choose", "load", "privatize", "read_private",
     }  # fmt: skip
     for name in labeldp.__all__:
         assert getattr(labeldp, name) is not None

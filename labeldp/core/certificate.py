@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
+from labeldp.core.display import certificate_html
 from labeldp.core.events import PureDP, Query, event_from_json, event_to_json
 from labeldp.core.filter import Plans, accountant_name
 from labeldp.core.gaussian import AccountingError
@@ -74,6 +75,9 @@ class Certificate:
     def about(self, artifact: Path, name: str | None = None) -> Certificate:
         """Return the same certificate, bound to this file (under the name it will have)."""
         return replace(self, artifact=describe_artifact(artifact, name))
+
+    def _repr_html_(self) -> str:
+        return certificate_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values with a checksum over all of them."""
