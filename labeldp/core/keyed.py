@@ -74,12 +74,11 @@ class KeyedRandom(SecureRandom):
             digests = b"".join(hashlib.blake2b(one.encode(), digest_size=16, key=secret).digest() for one in ids)
             base = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
         self._cipher = Cipher(AES(derived(key, release, purpose)), ECB())
-        self._rows(base, np.zeros(len(base), dtype=np.uint64), slice(None))
+        self._begin(base)
 
-    def _rows(self, base: WordArray, counters: WordArray, index: Any) -> Self:
-        self._base, self._counters = base, counters
-        self._index: Any = index
-        return self
+    def _begin(self, base: WordArray) -> None:
+        self._base, self._counters = base, np.zeros(len(base), dtype=np.uint64)
+        self._rows = np.arange(len(base))
 
     @property
     def source(self) -> str:
@@ -92,7 +91,7 @@ class KeyedRandom(SecureRandom):
 
     def words(self, size: int) -> WordArray:
         """Return as many uniform words for every row, `size` in all; those of a row lie side by side."""
-        base, counters = self._base[self._index], self._counters[self._index]
+        base, counters = self._base[self._rows], self._counters[self._rows]
         rows = len(base)
         each, odd = divmod(size, rows) if rows else (0, size)
         if odd:
@@ -101,7 +100,7 @@ class KeyedRandom(SecureRandom):
         plain = np.empty((rows, blocks, 2), dtype="<u8")
         plain[:, :, 0] = base[:, :1]
         plain[:, :, 1] = base[:, 1:] ^ (counters[:, None] + np.arange(blocks, dtype=np.uint64))
-        self._counters[self._index] = counters + np.uint64(blocks)
+        self._counters[self._rows] = counters + np.uint64(blocks)
         drawn = np.empty(plain.nbytes + 15, dtype=np.uint8)
         self._cipher.encryptor().update_into(plain.reshape(-1).view(np.uint8).data, drawn.data)
         words = drawn[: plain.nbytes].view("<u8").reshape(rows, 2 * blocks)
@@ -113,19 +112,20 @@ class KeyedRandom(SecureRandom):
 
     def at(self, rows: Any) -> Self:
         """Return the noise of some of the rows, each once; what they draw, they have drawn here, too."""
-        everyone = isinstance(self._index, slice) and self._index == slice(None)
-        index: Any = rows if everyone else np.arange(len(self._counters))[self._index][rows]
-        return self._with(self._base, self._counters, index)
+        some = self._same()
+        some._rows = self._rows[rows]
+        return some
 
     def split(self, parts: int) -> Self:
         """Return a source of `parts` streams for each row, side by side: their names are drawn from the row's own."""
-        base = self.words(2 * parts * len(self._counters[self._index])).reshape(-1, 2)
-        return self._with(base, np.zeros(len(base), dtype=np.uint64), slice(None))
+        cells = self._same()
+        cells._begin(self.words(2 * parts * len(self._rows)).reshape(-1, 2))
+        return cells
 
-    def _with(self, base: WordArray, counters: WordArray, index: Any) -> Self:
-        other = object.__new__(type(self))
-        other._seed, other._cipher = self._seed, self._cipher
-        return other._rows(base, counters, index)
+    def _same(self) -> Self:
+        same = object.__new__(type(self))
+        vars(same).update(vars(self))
+        return same
 
 
 def stream(key: bytes, release: str, *, seeded: bool = False) -> SecureRandom:

@@ -87,10 +87,16 @@ class ScoreCounts:
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyScores:
         """Draw noisy counts, (groups, classes), and the noisy number of right predictions."""
-        right = int(np.count_nonzero(self.predicted == labels))
+        return self._with_right(int(np.count_nonzero(self.predicted == labels)), self.cells.sample(labels, rng), rng)
+
+    def noised(self, right: int, counts: npt.NDArray[np.int64], rng: SecureRandom) -> NoisyScores:
+        """Release exact numbers of all rows, however they were added up: right predictions, and (groups · classes,)."""
+        return self._with_right(right, self.cells.noised(counts, rng), rng)
+
+    def _with_right(self, right: int, cells: NoisyCounts, rng: SecureRandom) -> NoisyScores:
         # Twice the ε of counts whose replaced label moves two cells: the same noise.
         noise = LaplaceNoise(2 * self.right_epsilon)
-        return NoisyScores(self.cells.sample(labels, rng), right + int(noise.draw(rng, 1)[0]), noise.exact_std)
+        return NoisyScores(cells, right + int(noise.draw(rng, 1)[0]), noise.exact_std)
 
 
 @dataclass(frozen=True, eq=False, init=False)
