@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -235,15 +235,19 @@ def read_columns(
         source = open_table(path, delimiter)
         _check_named(path, source.names, label, {"drop": drop, **kinds})
         without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
-        public = read_public(path, tuple(without), delimiter, (*category, *text, *date))
-        readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
-        columns = kept_columns(readings)
-        features = conformed(public, columns, strays=True)
+        found = columns_of(read_public(path, tuple(without), delimiter, (*category, *text, *date)), kinds)
     reasons = {users: "says whose a row is", ids: "says which a row is"}
     aside = (Reading(name, "left out", note=reasons.get(name, "as requested")) for name in without if name != label)
     shown = source.delimiter.decode() if isinstance(source, CsvTable) and source.sniffed else ""
     note = f"{path.name} was read with {shown!r} as delimiter." if shown else ""
-    return PublicColumns(features, columns, (*readings, *aside), note)
+    return replace(found, readings=(*found.readings, *aside), note=note)
+
+
+def columns_of(public: pa.Table, kinds: Mapping[str, Sequence[str]]) -> PublicColumns:
+    """Say how each column of a table without labels is read; `kinds` are columns to be read as these."""
+    readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
+    columns = kept_columns(readings)
+    return PublicColumns(conformed(public, columns, strays=True), columns, readings)
 
 
 def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequence[str]]) -> None:

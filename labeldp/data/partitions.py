@@ -187,7 +187,6 @@ class MomentTask:
     phi: Callable[[pa.Table], npt.NDArray[np.float32]]
     aside: Callable[[Ids], npt.NDArray[np.bool_]]
 
-
     def empty(self) -> MomentSum:
         """Return the sum of no rows."""
         return MomentSum(np.zeros((len(self.classes), self.width), dtype=np.int64), 0, 0, 0)
@@ -249,9 +248,7 @@ def count_labels(task: CountTask, batches: Iterable[pa.RecordBatch]) -> Iterator
     cells = np.zeros(task.num_groups * len(task.classes), dtype=np.int64)
     rows = right = 0
     for batch in batches:
-        place = numpy_numbers(
-            pc.fill_null(pc.index_in(batch.column(task.id), value_set=task.ids), -1), np.int32
-        )
+        place = numpy_numbers(pc.fill_null(pc.index_in(batch.column(task.id), value_set=task.ids), -1), np.int32)
         here = np.flatnonzero(place >= 0)
         codes, _ = column_codes(pa.chunked_array([batch.column(task.label)]).take(arrow_numbers(here)), task.classes)
         known = place[here]

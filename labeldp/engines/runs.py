@@ -2,8 +2,8 @@
 
 In the hidden folder `.NAME.run` beside the output, in this order:
 
-    settings  →  snapshot (ids, labels, all columns)  →  checked  →  key  →  charged  →  output  →  key and snapshot
-    destroyed  →  output gets its name
+    settings  →  snapshot (ids, labels, all columns)  →  checked  →  key  →  charged  →  output  →  done
+    →  key and snapshot destroyed  →  the output gets its name
 
 Stopped before it was charged, nothing is kept. Stopped later, the same call goes on from there: same snapshot, same
 key, so the same noise and the same output, and no second charge. The folder is for its owner alone (mode 700, the key
@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +67,18 @@ class Run:
         """Whether the run was paid for."""
         return self.paid or (self.folder / "charged.json").exists()
 
-    def kept(self, name: str, make: Any) -> dict[str, Any]:
+    @property
+    def done(self) -> bool:
+        """Whether the output is whole and only lacks its name."""
+        return (self.folder / "done.json").exists()
+
+    def kept(self, name: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Return what is kept under this name; when there is nothing, what `make` returns, and keep that."""
         file = self.folder / f"{name}.json"
         if not file.exists():
             found = make()
             with replacing(file) as draft:
-                draft.write_text(json.dumps(found), encoding="utf-8")
+                draft.write_text(json.dumps(dict(found)), encoding="utf-8")
         return json.loads(file.read_text(encoding="utf-8"))
 
     def key(self) -> bytes:
@@ -109,6 +114,7 @@ class Run:
 
     def finish(self) -> None:
         """Destroy key and snapshot, and give the output its name."""
+        self.kept("done", dict)
         key = self.folder / "key"
         if key.exists():
             with key.open("r+b") as file:
@@ -149,12 +155,12 @@ def running(target: Path, settings: Mapping[str, Any]) -> Iterator[Run]:
         asked = json.loads(json.dumps(dict(settings)))
         earlier = run.kept("settings", lambda: asked)
         odd = sorted(name for name in earlier.keys() | asked.keys() if earlier.get(name) != asked.get(name))
-        if odd and run.charged:
+        if odd and (run.charged or run.done):
             raise TableError(
                 f"{str(folder)!r} keeps what another call has paid for ({', '.join(odd)} differ): give that call again "
                 "to go on with it, choose another out, or delete the folder and what was spent for it"
             )
-        if not (folder / "key").exists() or odd:
+        if odd or not (run.done or (folder / "key").exists()):
             # Nothing was paid for, and the rows may be others now.
             for left in folder.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()

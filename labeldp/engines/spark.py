@@ -18,49 +18,31 @@ under the same name: a local disk for one machine, a network share for a cluster
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
-import re
-import tempfile
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from labeldp.budgets.journal import Journal
 from labeldp.core.certificate import Certificate, certify
+from labeldp.core.certificate import read as read_certificate
 from labeldp.core.keyed import KeyedRandom
 from labeldp.core.ledger import Budget
 from labeldp.data import partitions
-from labeldp.data.partitions import Keyed, withheld
-from labeldp.data.request import Request, TableError, checked, column_advice, refusing
-from labeldp.engines.runs import Run, running
+from labeldp.data.partitions import Keyed
+from labeldp.data.request import checked, refusing
+from labeldp.engines import frames
+from labeldp.engines.runs import running
+from labeldp.engines.spark_model import predict, train
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from labeldp.budgets.store import Account
+__all__ = ["PrivateFrame", "predict", "privatize", "train"]
 
 CERTIFICATE = "_certificate.json"
-# Functions whose value depends on where and when a row is computed: such an id names another row the next time.
-_UNSTABLE = re.compile(
-    r"\b(monotonically_increasing_id|rand|randn|uuid|random|randstr|uniform|shuffle|spark_partition_id|"
-    r"input_file_block_start|input_file_block_length|current_timestamp|now)\("
-)
-COMPUTATIONAL = (
-    "The guarantee is computational: each row's noise is AES-256 of its id, under a key that was made for this release "
-    "and destroyed when the output had been written. With advantage a against the cipher the claim is "
-    "(epsilon, delta + (1 + exp(epsilon)) a); see labeldp.core.keyed."
-)
-TRUSTED = (
-    "Spark's driver and executors, their disks, the links between them and the run's folder were trusted with labels, "
-    "and with sums of labels without noise, while the job ran."
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +76,7 @@ def privatize(
     Args:
         df: rows with a label. Snapshotted first; what it is made of may change afterwards.
         label, classes, epsilon, mechanism, prior_columns, k: as for `labeldp.privatize`. Vectors are lists of integers.
-        id: a column of whole numbers or text, unique and public, by which a row is the same row whenever it is computed.
+        id: a column of whole numbers or text, unique and public, by which a row is the same whenever it is computed.
         out: the folder to write, which must not exist, and which all executors see. A temporary one when None, in which
             case a killed job cannot be gone on with.
         journal: charged with ε before the first response is drawn.
@@ -107,194 +89,29 @@ def privatize(
             same `out` goes on from there without another charge.
     """
     request = checked(label, classes, epsilon, mechanism=mechanism, prior_columns=prior_columns, k=k)
-    target = _target(out)
-    payer = account(journal, store, dataset, note)
-    check_columns(df, {"label": label, "id": id}, {"prior_columns": prior_columns})
+    target = frames.target_of(out)
+    payer = frames.account(journal, store, dataset, note)
+    frames.check_columns(df, {"label": label, "id": id}, {"prior_columns": prior_columns})
     settings = {
         "what": "privatize", "label": label, "classes": list(request.classes), "epsilon": request.epsilon, "id": id,
         "mechanism": request.mechanism, "prior_columns": list(request.prior_columns), "k": k, "columns": df.columns,
     }  # fmt: skip
     spark = df.sparkSession
-    with running(target, settings) as run, _quiet():
-        rows = snapshotted(df, run, request, id)
-        groups = run.pay(payer, [(request.event, rows)], Budget(request.epsilon), note or f"privatize {label!r}")
-        task = Keyed(request, id, run.release, str(run.folder))
-        seen = spark.read.parquet(run.snapshot.as_uri())
-        if not (run.output / CERTIFICATE).exists():
-            answered = mapped(seen, partitions.answer, task, response_schema(seen, request))
-            write(answered, run.output)
+    with running(target, settings) as run, frames.quiet():
+        if not run.done:
+            rows = frames.snapshotted(df, run, request, id)
+            groups = run.pay(payer, [(request.event, rows)], Budget(request.epsilon), note or f"privatize {label!r}")
+            if not run.output.exists():
+                seen = spark.read.parquet(run.snapshot.as_uri())
+                task = Keyed(request, id, run.release, str(run.folder))
+                frames.write(
+                    frames.mapped(seen, partitions.answer, task, frames.response_schema(seen, request)), run.output
+                )
             noise = KeyedRandom(run.key(), run.release, np.empty(0, np.int64))
             release = {**request.public(noise), "rows": rows, "id": id, "release": run.release}
             certify(
                 groups, 0.0, noise=noise.source, seeded=False, release=release,
-                assumptions=(COMPUTATIONAL, unique_ids(id, rows), TRUSTED),
+                assumptions=(frames.COMPUTATIONAL, frames.unique_ids(id, rows), frames.TRUSTED),
             ).write(run.output / CERTIFICATE)  # fmt: skip
         run.finish()
-    from labeldp.core.certificate import read as read_certificate
-
     return PrivateFrame(spark.read.parquet(target.as_uri()), read_certificate(target / CERTIFICATE), target)
-
-
-# -- before anything is spent ------------------------------------------------------------------------------------------
-
-
-def snapshotted(df: DataFrame, run: Run, request: Request, id: str) -> int:
-    """Write all rows down, once, and check them; return how many there are. Raises TableError with counts only."""
-    task = Keyed(request, id, run.release, str(run.folder))
-    if not run.snapshot.exists():
-        refuse_unstable(df, id)
-        partitions.check_kinds(task, arrow_schema(df))
-        write(df, run.snapshot)
-
-    def counts() -> dict[str, int]:
-        seen = df.sparkSession.read.parquet(run.snapshot.as_uri())
-        wanted = [id, request.label, *request.prior_columns]
-        schema = ", ".join(f"`{name}` long" for name in partitions.FOUND)
-        found = mapped(seen.select(*map(_quoted, wanted)), partitions.check, task, schema).toArrow()
-        total = {name: int(np.sum(found.column(name).to_numpy())) for name in partitions.FOUND}
-        different = seen.select(_quoted(id)).distinct().count()
-        _refuse(total, total["rows"] - different, request, id, run)
-        return {"rows": total["rows"]}
-
-    return int(run.kept("checked", counts)["rows"])
-
-
-def _refuse(found: Mapping[str, int], repeats: int, request: Request, id: str, run: Run) -> None:
-    rows = found["rows"]
-    if found["without the folder"]:
-        raise TableError(
-            f"out={str(run.target)!r}: {found['without the folder']} tasks do not see its folder; give one that the "
-            "driver and all executors share"
-        )
-    if not rows:
-        raise TableError("df has no rows; give a frame with some")
-    if found["without an id"]:
-        raise TableError(f"id={id!r} is missing in {found['without an id']} of {rows} rows; give every row one")
-    if repeats:
-        raise TableError(
-            f"id={id!r} repeats: {repeats} of {rows} rows have an id that another row has, and would share its noise; "
-            "give every row one of its own"
-        )
-    if found["undeclared"] or found["missing"]:
-        raise TableError(
-            f"{found['undeclared']} of {rows} labels are not among the {len(request.classes)} declared classes and "
-            f"{found['missing']} are missing; declare every class exactly as it is written, and settle missing labels "
-            "beforehand"
-        )
-    if found["priors"]:
-        raise TableError(
-            f"prior_columns: {found['priors']} of {rows} rows hold something missing, infinite or negative; give one "
-            "weight ≥ 0 per class"
-        )
-
-
-def check_columns(df: DataFrame, single: Mapping[str, str], several: Mapping[str, Sequence[str]]) -> None:
-    """Raise TableError unless every column that an argument names is there once, and label and id are two columns."""
-    given = [*single.items(), *((argument, name) for argument, names in several.items() for name in names)]
-    for argument, name in given:
-        if df.columns.count(name) != 1:
-            raise TableError(f"{argument}={name!r} is no single column of df; {column_advice(name, df.columns)}")
-    if single["label"] == single["id"]:
-        raise TableError(f"id={single['id']!r} is the label itself; name a public column")
-
-
-def refuse_unstable(df: DataFrame, id: str) -> None:
-    """Raise TableError where an id is computed from something that differs from one computation to the next."""
-    text = io.StringIO()
-    # The one way to see a plan that Spark Connect has, too.
-    with contextlib.redirect_stdout(text):
-        df.select(_quoted(id)).explain(mode="extended")
-    # The optimised plan has left what the id does not need; after it come the physical one and generated names.
-    plan = text.getvalue().split("== Optimized Logical Plan ==")[-1].split("== Physical Plan ==")[0]
-    found = _UNSTABLE.search(plan)
-    if found:
-        raise TableError(
-            f"id={id!r} comes from {found[1]}(), which gives a row another id whenever it is computed; use an id that "
-            "the data have, or write the frame with its ids first and read it back"
-        )
-
-
-def account(journal: Journal | None, store: Any, dataset: str | None, note: str | None) -> Journal | Account | None:
-    """Return what pays, or raise TableError where it is not clear what does."""
-    if journal is not None and store is not None:
-        raise TableError("journal and store are both given; charge one of them")
-    if store is None:
-        if dataset is not None:
-            raise TableError(f"dataset={dataset!r} names a data set of a store, and none is given; give store=")
-        return journal
-    from labeldp.budgets.store import BudgetStore
-
-    if dataset is None:
-        raise TableError("dataset is missing: labels that Spark holds are known to a store by name; name their data set")
-    opened = store if isinstance(store, BudgetStore) else BudgetStore.open(store, create=False)
-    return opened.part_of(dataset, note=note)
-
-
-def unique_ids(id: str, rows: int) -> str:
-    """Return what was assumed of ids, as a sentence for a certificate."""
-    return (
-        f"The column {id!r} names each of the {rows} rows once (checked), is public, and was chosen without a look at "
-        "the labels."
-    )
-
-
-# -- plumbing ----------------------------------------------------------------------------------------------------------
-
-
-def mapped(frame: DataFrame, work: Callable[..., Iterator[Any]], task: Any, schema: Any) -> DataFrame:
-    """Return the frame that the work makes of every partition; the task travels along, so it must be public."""
-    return frame.mapInArrow(functools.partial(_worked, work, task), schema)
-
-
-def _worked(work: Callable[..., Iterator[Any]], task: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-    return withheld(work)(task, batches)
-
-
-def write(frame: DataFrame, folder: Path) -> None:
-    """Write a frame as Parquet, over what a job left that was stopped; a folder is whole when it has its name."""
-    draft = folder.with_name(f"{folder.name}.part")
-    try:
-        frame.write.mode("overwrite").parquet(draft.as_uri())
-    except Exception as error:
-        said = _first_refusal(str(error))
-        raise TableError(said or f"Spark could not write {str(folder)!r} ({type(error).__name__})") from None
-    draft.rename(folder)
-
-
-def _first_refusal(text: str) -> str | None:
-    """Return the sentence by which a task refused, if that is why a job failed; other words may quote anything."""
-    found = re.search(r"TableError: (.+)", text)
-    return found[1] if found else None
-
-
-def response_schema(frame: DataFrame, request: Request) -> Any:
-    """Return the schema of the frame with responses."""
-    from pyspark.sql.types import ArrayType, ShortType, StructField, StructType
-
-    def changed(one: Any) -> Any:
-        return StructField(one.name, ArrayType(ShortType()), True) if one.name == request.label else one
-
-    return StructType([changed(one) for one in frame.schema.fields]) if request.is_vector else frame.schema
-
-
-def arrow_schema(frame: DataFrame) -> pa.Schema:
-    """Return the types of the columns as tasks will see them."""
-    return frame.limit(0).toArrow().schema
-
-
-def _target(out: Path | str | None) -> Path:
-    if out is not None and "://" in str(out):
-        raise TableError(f"out={str(out)!r} is no path; give a folder that the driver and all executors see")
-    return Path(tempfile.mkdtemp(prefix="labeldp-"), "responses") if out is None else Path(out).resolve()
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep to ourselves what PySpark says about a version of pandas, which is not used here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, message="PySpark does not yet fully support pandas")
-        yield
