@@ -3,12 +3,13 @@
 # make stress campaigns: kills, races, fuzzing, attacks with 10^7 draws (hours; pytest tests/stress -m stress -k NAME for one)
 # make check  ruff and pyright
 # make docs   the site from docs/, in build/site; a warning is an error
-# make bench  every benchmark in benchmarks/, ours beside a reference (projection.py and tabular.py are long: run them by hand)
+# make spark  PySpark for labeldp.engines.spark and its tests (half a gigabyte; needs Java 17)
+# make bench  every benchmark in benchmarks/, ours beside a reference (projection.py, spark.py and tabular.py are long: run them by hand)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-fresh stress check format docs bench clean
+.PHONY: demo test test-slow test-fresh stress check format docs bench spark clean
 
 demo: .venv/train.stamp
 	@rm -rf demo
@@ -38,8 +39,10 @@ format: .venv/dev.stamp
 docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+spark: .venv/spark.stamp
+
 bench: .venv/dev.stamp
-	@for file in $(filter-out benchmarks/projection.py benchmarks/tabular.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/projection.py benchmarks/spark.py benchmarks/tabular.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -51,6 +54,10 @@ bench: .venv/dev.stamp
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e '.[dev]'
 	@touch .venv/train.stamp $@
+
+.venv/spark.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e '.[spark]'
+	@touch $@
 
 .venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e '.[docs]'

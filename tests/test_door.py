@@ -30,6 +30,7 @@ FROM_DATA = {
     "labels": set(),
     "open_rows": None,
     "parquet": set(),
+    "partitions": None,
     "released": None,
     "request": {"FORMAT", "Report", "Request", "TableError", "checked", "column_advice", "listed"},
     "table_files": set(),

@@ -22,6 +22,19 @@ ALLOWED = {
     "features": {"learning", "releases", "models"},
     "learning": {"features", "releases", "models"},
     "data": {"core", "mechanisms", "budgets", "releases"},
+    "engines": {
+        "core",
+        "mechanisms",
+        "budgets",
+        "releases",
+        "data",
+        "features",
+        "learning",
+        "models",
+        "recipes",
+        "estimator",
+        "results",
+    },
 }
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
 WHO_MAY_BE_HEAVY = {"core": set(), "releases": set(), "mechanisms": set(), "budgets": set(), "data": {"pyarrow"}}

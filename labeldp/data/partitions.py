@@ -21,11 +21,13 @@ import pyarrow as pa
 from pyarrow import types
 
 from labeldp.core.keyed import Ids, KeyedRandom
+from labeldp.core.random import SecureRandom
 from labeldp.data.labels import arrow_numbers, class_values, column_codes, numpy_numbers, pc, response_column
 from labeldp.data.request import LARGEST_WEIGHT, Request, Sealer, TableError
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
+from labeldp.mechanisms.evaluation import ScoreCounts
 from labeldp.mechanisms.moments import Moments, MomentSum, RowChunks
-from labeldp.releases import FloatArray, IntArray
+from labeldp.releases import FloatArray, IntArray, NoisyMoments, NoisyScores
 
 # What `checked` counts, in this order.
 FOUND = ("rows", "without an id", "undeclared", "missing", "priors", "without the folder")
@@ -187,6 +189,11 @@ class MomentTask:
     phi: Callable[[pa.Table], npt.NDArray[np.float32]]
     aside: Callable[[Ids], npt.NDArray[np.bool_]]
 
+    @property
+    def length(self) -> int:
+        """How many numbers a line has."""
+        return 3 + len(self.classes) * self.width
+
     def empty(self) -> MomentSum:
         """Return the sum of no rows."""
         return MomentSum(np.zeros((len(self.classes), self.width), dtype=np.int64), 0, 0, 0)
@@ -222,6 +229,12 @@ def added_up(length: int, batches: Iterable[Any]) -> npt.NDArray[np.int64]:
     return whole
 
 
+def noisy_moment(task: MomentTask, mechanism: Moments, lines: Any, rng: SecureRandom) -> NoisyMoments:
+    """Release the moment that these lines add up to; what they hold without noise goes no further."""
+    empty = task.empty()
+    return mechanism.noised(empty.from_numbers(added_up(task.length, [lines])), rng)
+
+
 def join(length: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield one line, the sum of those given."""
     yield as_line(added_up(length, batches))
@@ -242,6 +255,11 @@ class CountTask:
     groups: npt.NDArray[np.int64]
     num_groups: int
 
+    @property
+    def length(self) -> int:
+        """How many numbers a line has."""
+        return 2 + self.num_groups * len(self.classes)
+
 
 def count_labels(task: CountTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield one line: rows, how many of them are predicted right, and how many of each group have each class."""
@@ -256,3 +274,13 @@ def count_labels(task: CountTask, batches: Iterable[pa.RecordBatch]) -> Iterator
         right += int(np.count_nonzero(task.predicted[known] == codes))
         rows += len(here)
     yield as_line(np.concatenate([[rows, right], cells]))
+
+
+def noisy_scores(task: CountTask, query: ScoreCounts, lines: Any, rng: SecureRandom) -> NoisyScores:
+    """Release the counts that these lines add up to; TableError unless they are of all rows set aside."""
+    numbers = added_up(task.length, [lines])
+    if numbers[0] != len(query.predicted):
+        raise TableError(
+            f"{numbers[0]} of {len(query.predicted)} rows set aside were found again; the snapshot changed"
+        )
+    return query.noised(int(numbers[1]), numbers[2:], rng)

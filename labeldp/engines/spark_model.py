@@ -333,9 +333,8 @@ class _Work:
 
     def _moment(self, mechanism: Moments, phi: Phi, noise: Noise, radius: float) -> NoisyMoments:
         task = MomentTask(self.label, self.classes, self.id, noise, radius, phi.width, phi, self.aside)
-        empty = task.empty()
-        numbers = self._summed(partitions.add_moment, task, len(empty.to_numbers()))
-        return mechanism.noised(empty.from_numbers(numbers), keyed.stream(self.run.key(), f"{self.run.release} moment"))
+        stream = keyed.stream(self.run.key(), f"{self.run.release} moment")
+        return partitions.noisy_moment(task, mechanism, self._summed(partitions.add_moment, task), stream)
 
     def _evaluated(self, estimator: Any, rows: pa.Table, columns: tuple[Column, ...]) -> Evaluation:
         probabilities = estimator.predict_proba(conformed(rows, columns, strays=True))
@@ -352,22 +351,17 @@ class _Work:
             ids = rows.column(self.id).combine_chunks()
             cells = (query.predicted, query.cells.groups, query.cells.num_groups)
             task = CountTask(self.label, self.classes, self.id, ids, *cells)
-            numbers = self._summed(partitions.count_labels, task, 2 + query.cells.num_groups * len(self.classes))
-            if numbers[0] != len(rows):
-                raise TableError(
-                    f"{numbers[0]} of {len(rows)} rows set aside were found again; the snapshot has changed"
-                )
             stream = keyed.stream(self.run.key(), f"{self.run.release} evaluation")
-            return query.noised(int(numbers[1]), numbers[2:], stream)
+            return partitions.noisy_scores(task, query, self._summed(partitions.count_labels, task), stream)
 
         return evaluate_classes(probabilities, query, self._kept("scores", release), list(self.classes))
 
-    def _summed(self, work: Callable[..., Iterator[Any]], task: Any, length: int) -> npt.NDArray[np.int64]:
-        """Add up what the work makes of each partition: on a few machines, and then here."""
+    def _summed(self, work: Callable[..., Iterator[Any]], task: MomentTask | CountTask) -> pa.Table:
+        """Add up what the work makes of each partition, to a few lines; they are for `labeldp.data.partitions`."""
         wanted = [self.id, self.label, *(self.features if work is partitions.add_moment else ())]
         parts = frames.mapped(self.seen.select(*map(frames.quoted, wanted)), work, task, "sums binary")
-        few = frames.mapped(parts.repartition(_PARTS), partitions.join, length, "sums binary")
-        return partitions.added_up(length, [frames.collected(few)])
+        few = frames.mapped(parts.repartition(_PARTS), partitions.join, task.length, "sums binary")
+        return frames.collected(few)
 
     def _kept(self, name: str, release: Callable[[], Any]) -> Any:
         """Return what was released, and keep it: a release is drawn once, whatever happens after it."""
