@@ -32,7 +32,7 @@ FROM_DATA = {
     "parquet": set(),
     "partitions": None,
     "released": None,
-    "request": {"FORMAT", "Report", "Request", "TableError", "checked", "column_advice", "listed"},
+    "request": {"FORMAT", "Report", "Request", "TableError", "checked", "column_advice", "listed", "refusing"},
     "table_files": set(),
     "tables": None,
 }  # fmt: skip
