@@ -67,7 +67,10 @@ def snapshotted(df: DataFrame, run: Run, request: Request, id: str) -> int:
         _refuse(total, total["rows"] - different, request, id, run)
         return {"rows": total["rows"]}
 
-    return int(run.kept("checked", counts)["rows"])
+    rows = int(run.kept("checked", counts)["rows"])
+    # About what was read is written again; what can be spent only once must not go for a disk that is full.
+    run.check_room(2 * len(request.classes) * rows if request.is_vector else 0)
+    return rows
 
 
 def _refuse(found: Mapping[str, int], repeats: int, request: Request, id: str, run: Run) -> None:

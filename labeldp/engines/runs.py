@@ -112,6 +112,12 @@ class Run:
             self.kept("charged", lambda: {"release": self.release})
         return groups
 
+    def check_room(self, more: int) -> None:
+        """Raise TableError unless the disk has room for another snapshot and so many bytes more."""
+        size = sum(file.stat().st_size for file in self.snapshot.rglob("*") if file.is_file())
+        if not self.output.exists():
+            _checked_room(self.target, self.folder, size + more)
+
     def finish(self) -> None:
         """Destroy key and snapshot, and give the output its name."""
         self.kept("done", dict)
@@ -141,11 +147,8 @@ def running(target: Path, settings: Mapping[str, Any]) -> Iterator[Run]:
             # What a run leaves that was killed between its last two lines.
             shutil.rmtree(folder, ignore_errors=True)
         raise TableError(f"out={str(target)!r} exists already and is never overwritten; choose another")
-    try:
-        check_room(folder, _LEAST_ROOM)
-        folder.chmod(0o700)
-    except (ValueError, OSError) as error:
-        raise TableError(f"out={str(target)!r}: {error}") from None
+    _checked_room(target, folder, 0)
+    folder.chmod(0o700)
     descriptor, run = os.open(folder, os.O_RDONLY), Run(target, folder)
     try:
         try:
@@ -175,3 +178,10 @@ def running(target: Path, settings: Mapping[str, Any]) -> Iterator[Run]:
     finally:
         with suppress(OSError):
             os.close(descriptor)
+
+
+def _checked_room(target: Path, folder: Path, size: int) -> None:
+    try:
+        check_room(folder, size + _LEAST_ROOM)
+    except (ValueError, OSError) as error:
+        raise TableError(f"out={str(target)!r}: {error}") from None

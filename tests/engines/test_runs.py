@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -180,6 +181,24 @@ def test_an_output_that_exists_is_never_overwritten(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(TableError, match="exists already"), running(tmp_path / "out", SETTINGS):
         pass
+
+
+def test_too_little_disk_is_found_before_anything_is_spent(tmp_path, monkeypatch):
+    journal = Journal.open(tmp_path / "journal", Budget(5.0))
+
+    def asked():
+        with running(tmp_path / "out", SETTINGS) as run:
+            begin(run)
+            (run.snapshot / "large").write_bytes(bytes(1000))
+            room = shutil.disk_usage(tmp_path)._replace(free=(1 << 20) + 1000)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
+            run.check_room(0)
+            run.pay(journal, CHARGES, BUDGET, "test")
+
+    with pytest.raises(TableError, match="has room for 1 MiB and this run needs 1"):
+        asked()
+    assert journal.epsilon(0) == 0
+    assert not (tmp_path / ".out.run").exists()
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
