@@ -80,8 +80,8 @@ METRICS: dict[str, Callable[[nn.Module, Inputs, Any], float]] = {
 class Training:
     """What an adapter gets for one run: everything on its device, the labels in a vault of their own.
 
-    `kept` is a folder of moments and taught networks that runs may share (`experiments.kept_studies`); what an adapter
-    puts into `notes` goes to the run's line. `keep` is told of every network on the way, by a name.
+    `kept` is a folder of moments and taught networks that runs may share (`experiments.kept_distillations`); what an
+    adapter puts into `notes` goes to the run's line. `keep` is told of every network on the way, by a name.
     """
 
     model: nn.Module
@@ -264,7 +264,7 @@ def several_moments(job: Training) -> nn.Module:
 
 def moment_and_responses(job: Training) -> nn.Module:
     """One moment, then responses under its head as prior."""
-    return semi.look_and_ask(job, semi.public_of(job), _fits(job)[0], shares=job.settings["shares"])
+    return semi.moment_then_responses(job, semi.public_of(job), _fits(job)[0], shares=job.settings["shares"])
 
 
 def linear_responses(job: Training) -> nn.Module:
@@ -278,7 +278,7 @@ def linear_moment_and_responses(job: Training) -> nn.Module:
     """`moment_and_responses` with a linear layer on features as the model."""
     public = semi.public_of(job)
     linear = replace(job, model=_layer(job, public), inputs=public.features)
-    return public.on_images(semi.look_and_ask(linear, public, _fits(job)[0], shares=job.settings["shares"]))
+    return public.on_images(semi.moment_then_responses(linear, public, _fits(job)[0], shares=job.settings["shares"]))
 
 
 def _layer(job: Training, public: public_features.Public) -> nn.Linear:

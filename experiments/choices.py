@@ -144,13 +144,13 @@ def _mean(key: tuple[str, str, str, float], found: dict[str, list[records.Record
     best = max(found.values(), key=rank)
     seconds = statistics.median(line["seconds"] for line in best)
     dataset, device, recipe, epsilon = key
-    # Pure looks have δ = 0; where a recipe with Gaussian noise is compared with them, δ = 1e-5 is the usual one.
+    # Pure queries have δ = 0; where a recipe with Gaussian noise is compared with them, δ = 1e-5 is the usual one.
     delta = max(line["delta"] for line in best) or 1e-5
     return Mean(dataset, device, recipe, epsilon, delta, rank(best)[1], len(best), seconds)
 
 
 def skipped(lines: Iterable[records.Record]) -> list[str]:
-    """Methods and data sets of accuracy lines that no table here knows, to be told about."""
+    """Methods and data sets of accuracy lines that no table here knows, to be reported."""
     strange = set()
     for line in lines:
         if line["metric"] != "accuracy":

@@ -1,4 +1,4 @@
-"""Adapters of PATE-FM: linear teachers on features vote; FixMatch learns from the answers, others from its labels."""
+"""Adapters of PATE-FM: linear teachers on features vote; FixMatch learns from the responses, others from its labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAY_HAVE = frozenset({"heads", "ridge", "agreement", "noise_ratio", "at_once"})
 
 
 def votes_and_fixmatch(job: Training) -> nn.Module:
-    """Pipeline 3: the student of the answers is the model."""
+    """Pipeline 3: the student of the responses is the model."""
     return pate.train(
         job.model, job.inputs, job.vault, epsilon=job.epsilon, delta=job.settings["delta"], fit=semi.learner_of(job),
         teachers=_teachers(job), ballot=_ballot(job),

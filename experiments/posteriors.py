@@ -1,8 +1,8 @@
-"""How right, and how sure, posteriors of answers are: under a prior that has not seen them, and under a learner's own.
+"""How right, and how confident, posteriors of responses are: under a prior that has not seen them, and a learner's own.
 
 A network that learns from the posteriors of its own beliefs remembers single rows in time. Its belief in a row then
-holds the row's answer already, Bayes' rule counts the answer again, and the network learns that: posteriors get surer
-and less right. Under a head from one look, which knows the answers of no row, they stay as right as they expect to be.
+holds the row's response already, Bayes' rule counts it again, and the network learns that: posteriors get surer
+and less right. Under the head of a moment, which knows the response of no row, they stay as right as they expect to be.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _FIRST_EPOCHS = 2
 def posteriors(
     features: Tensor, truth: Classes, num_classes: int, epochs: Sequence[int], share: float, delta: float
 ) -> Callable[[float, int], dict[str, float]]:
-    """Of one look and answers under its head; then of a network on features that teaches itself for so many epochs.
+    """Of the one-shot moment and responses under its head; then of a network that teaches itself for so many epochs.
 
     Args:
         epochs: after how many, growing.
-        share: of ε for the look.
+        share: of ε for the moment.
     """
     stage = functools.cache(lambda: Stage(features, num_classes, seed=0))
     labels = torch.as_tensor(truth, device=features.device)
@@ -50,13 +50,13 @@ def posteriors(
         shot = one_shot.train(features, vault, epsilon=first, delta=delta, tune=plan)
         head = shot.logits(features)
         sets = informative_sets(head.softmax(dim=1).cpu().double().numpy(), second)
-        told = evidence(vault.release(TopKResponse(second, sets)), features.device).float()
-        fixed = posterior(told, head.log_softmax(dim=1))
+        likelihoods = evidence(vault.release(TopKResponse(second, sets)), features.device).float()
+        fixed = posterior(likelihoods, head.log_softmax(dim=1))
         line = {"epsilon": epsilon, "head right": _right(head, labels), **_judged("under the head", fixed, labels)}
         model = _learner(features, fixed, repeat)
         for before, count in zip([0, *epochs], epochs, strict=False):
-            model = _go_on(model, features, told, count - before, seed=repeat)
-            own = posterior(told, predict(model, features).log_softmax(dim=1))
+            model = _go_on(model, features, likelihoods, count - before, seed=repeat)
+            own = posterior(likelihoods, predict(model, features).log_softmax(dim=1))
             line |= _judged(f"own, epoch {count}", own, labels)
         return line
 
@@ -74,9 +74,9 @@ def _learner(features: Tensor, targets: Tensor, seed: int) -> nn.Module:
     )  # fmt: skip
 
 
-def _go_on(model: nn.Module, features: Tensor, told: Tensor, epochs: int, seed: int) -> nn.Module:
+def _go_on(model: nn.Module, features: Tensor, likelihoods: Tensor, epochs: int, seed: int) -> nn.Module:
     return mean_teacher(
-        model, features, lambda logits, rows: forward_loss(logits, told[rows]), epochs=epochs, batch_size=_BATCH,
+        model, features, lambda logits, rows: forward_loss(logits, likelihoods[rows]), epochs=epochs, batch_size=_BATCH,
         strength=1.0, ramp=0.0, weak=lambda rows, _: rows, strong=_shaken, average=0.99, seed=seed,
         optimizer=adam(1e-3, weight_decay=0.01), schedule=constant(),
     )  # fmt: skip

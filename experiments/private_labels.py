@@ -1,16 +1,16 @@
-"""How right private labels are: answers, votes of teachers, a student of the votes, labels of a head, posteriors.
+"""How right private labels are: responses, votes of teachers, a student of the votes, labels of a head, posteriors.
 
     python -m experiments.private_labels --dataset cifar10 --encoder experiments/artifacts/byol_cifar10.safetensors
 
     answers   randomized response on every row: e^ε/(e^ε + K − 1) of them are right (δ = 0)
-    votes     PATE: linear teachers on disjoint shards answer queries about random rows. Beside it how right single
+    votes     PATE: linear teachers on disjoint shards respond to queries about random rows. Beside it how right single
               teachers are, and their plurality without noise; and the labels of all rows by a linear student of the
               answers, in place of a network's (Tang et al. 2022, Table 2)
-    surest    one look: the head's labels of all rows, and the surest of every class
-    posterior answers under the head, weighed against it, and against what a network makes of them (`posteriors`)
+    surest    one-shot moment: the head's labels of all rows, and the surest of every class
+    posterior responses under the head, weighed against it, and against what a network makes of them (`posteriors`)
 
 Means over repeats with fresh noise, shards and queries. Every repeat is an (ε, δ) release of its own, by the accounting
-of the recipes, which looks at no vote. True labels of the benchmark are looked at to measure, as for any test accuracy:
+of the recipes, which sees no vote. True labels of the benchmark are used to measure, as for any test accuracy:
 what was measured here must not choose settings that are then called private. Data sets are found through LABELDP_DATA.
 """
 
@@ -65,7 +65,7 @@ def votes(
     ballot: Callable[[int], pate.Ballot],
     delta: float,
 ) -> Measure:
-    """Answers of teachers on features.
+    """Votes of teachers on features.
 
     Args:
         teachers: features of the rows asked about → how teachers vote on them.
@@ -111,7 +111,7 @@ def _student(features: Tensor, found: pate.TeacherLabels, num_classes: int) -> C
 
 
 def sure(features: Tensor, truth: Classes, num_classes: int, per_class: list[int], delta: float) -> Measure:
-    """The head of one look: all of its labels, and the surest of every class."""
+    """The head of the one-shot moment: all of its labels, and the surest of every class."""
     stage = functools.cache(lambda: Stage(features, num_classes, seed=0))
 
     def measure(epsilon: float, repeat: int) -> Line:
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--ridge", type=float, help="the teachers' penalty")
     parser.add_argument("--at-once", type=int, default=500, help="teachers trained together")
     parser.add_argument("--epochs", type=int, nargs="+", default=[4, 12, 24], help="posterior: the network's")
-    parser.add_argument("--share", type=float, default=0.2, help="posterior: of ε for the look")
+    parser.add_argument("--share", type=float, default=0.2, help="posterior: of ε for the moment")
     parser.add_argument("--per-class", type=int, nargs="+", default=[1000, 2000])
     given = parser.parse_args()
     for kind, measure in _measures(given):

@@ -1,4 +1,4 @@
-"""Label-free features for the runs that look once: computed once per data set, settings and seed, kept in memory.
+"""Label-free features for the runs of one moment: computed once per data set, settings and seed, kept in memory.
 
 The runner hands out scaled images. Features are made of pixels, so the scaling is undone first, for training and test
 images alike.

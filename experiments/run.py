@@ -91,7 +91,7 @@ def _pieces(images: Any) -> list[Any]:
 
 
 def run_one(run: Run, device: str, tell: Tell = lambda news: None, kept: Path | None = None) -> records.Record:
-    """Train, measure on the test set, and say everything about it; `kept` as in `experiments.kept_studies`."""
+    """Train, measure on the test set, and say everything about it; `kept` as in `experiments.kept_distillations`."""
     inputs, test_inputs, sealed, test_labels = data(run.settings["dataset"], device)
     shape = shape_of(benchmark_of(run.settings["dataset"]).train)
     # A vault of its own for every run: each is one complete, separately certified release.
@@ -201,7 +201,7 @@ def train_missing(
 ) -> None:
     """Train every wanted run that has no line in `out` yet, and append its line as soon as it is done.
 
-    `kept` is a folder of studies that runs share (`experiments.kept_studies`).
+    `kept` is a folder of distillations that runs share (`experiments.kept_distillations`).
     """
     left = records.missing(wanted, records.read(out))
     for run in left:
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--device", help="default: cuda where there is one")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no new training after this long")
-    parser.add_argument("--kept", type=Path, help="a folder of looks and their networks that runs share")
+    parser.add_argument("--kept", type=Path, help="a folder of moments and their networks that runs share")
     parser.add_argument("--every", type=int, default=0, help="print the loss every so many epochs")
     arguments = parser.parse_args()
     if arguments.kept is not None and arguments.kept.exists() and not arguments.kept.is_dir():

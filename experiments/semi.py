@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from experiments import kept_studies, networks, public_features
+from experiments import kept_distillations, networks, public_features
 from experiments.settings import named
 from labeldp.features.augment import Augment, compose, cutout, learned_view, scaled, strong_view, weak_view
 from labeldp.features.encoders import OverCrops, begin_as, probe, probed
@@ -48,17 +48,17 @@ FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
 }  # fmt: skip
 # In place of a number.
 THRESHOLDS = {"soft": lambda classes: SoftThreshold(), "free": FreeThreshold}
-# Settings of what is asked after a study (`kept_studies`).
-_AFTER_STUDY = frozenset({"share", "first", "shares", "learn", "consensus"})
+# Settings of what is queried after a distillation (`kept_distillations`).
+_AFTER_DISTILLATION = frozenset({"share", "first", "shares", "learn", "consensus"})
 _PLAIN_MAY_HAVE = frozenset({"epochs", "batch_size", "learning_rate", "weight_decay", "average", "mixup", "cutout"})
-# Epochs between two checkpoints of a study, which takes minutes.
+# Epochs between two checkpoints of a distillation, which takes minutes.
 _EVERY = 50
 REFINE_NEEDS = frozenset({"batch_size", "learning_rate", "weight_decay", "warmup", "switch"})
 REFINE_MAY_HAVE = VIEWS_MAY_HAVE | {"threshold", "strength", "ramp", "history", "mixup", "steps", "probe"}
 
 
 def answers_and_fixmatch(job: Training) -> nn.Module:
-    """LDP-SSL: randomized response, then FixMatch on the answers' word or on their likelihood."""
+    """LDP-SSL: randomized response, then FixMatch on the responses as they are or on their likelihood."""
     objective = named("objective", job.settings.get("objective", "answers"), OBJECTIVES)
     return per_row.ldp_ssl(
         job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=learner_of(job), objective=objective
@@ -66,7 +66,7 @@ def answers_and_fixmatch(job: Training) -> nn.Module:
 
 
 def kept_answers_and_fixmatch(job: Training) -> nn.Module:
-    """DenoiseSSL: answers that agree with their cluster's majority, or with a head where there is a `share` for one."""
+    """DenoiseSSL: responses that agree with their cluster's majority, or with a head where `share` is given."""
     settings, public = job.settings, public_of(job)
     if "share" in settings:
         return denoise_ssl.train_with_head(
@@ -88,22 +88,22 @@ def answers_and_two_networks(job: Training) -> nn.Module:
 
 
 def head_and_fixmatch(job: Training) -> nn.Module:
-    """One look, then FixMatch on the surest labels of every class: the head's, or those of a `student` of it.
+    """The one-shot moment, then FixMatch on the most confident labels of every class: the head's, or a `student`'s.
 
-    With `linear` the head's linear student, on all features, stands for the head; with `graph` the look is at so many
+    With `linear` the head's linear student, on all features, stands for the head; with `graph` the moment is of so many
     eigenvectors of a graph of the features.
     """
     public, settings = public_of(job), job.settings
     if settings.get("linear", False):
         return studied(job, linear_teacher(job, public), public.features, settings)
     if "graph" in settings:
-        raise ValueError("graph is of the look of a linear student; give linear = true, or graph among the features")
+        raise ValueError("graph is of the moment of a linear student; give linear = true, or graph among the features")
     shot = _shot(job, public)
     return studied(job, shot, public.features, settings)
 
 
 def linear_teacher(job: Training, public: public_features.Public) -> distil.LinearStudent:
-    """One look, at a graph of the features where one is asked for, and its linear student on all of them."""
+    """The one-shot moment, of a graph of the features where one is asked for, and its linear student on all of them."""
     if "graph" not in job.settings:
         return distil.linear_after(_shot(job, public), public.features)
     seen = public.graph(job.settings["graph"], job.vault.num_classes)
@@ -133,7 +133,7 @@ def scores_of(teacher: Any, features: Tensor) -> Tensor:
 
 
 def studied_head_and_answers(job: Training) -> nn.Module:
-    """One look, `head_and_fixmatch` by the settings in `study`, answers under that network, then the posterior.
+    """The moment, `head_and_fixmatch` by the settings in `study`, responses under that network, then the posterior.
 
     With `consensus` the posterior is learnt twice: by the network, going on, and by one of the `model` in there, from
     random weights, on the rows where both agree (`labeldp.learning.consensus`).
@@ -144,7 +144,7 @@ def studied_head_and_answers(job: Training) -> nn.Module:
 
     fit = _plainly(job, settings) if "consensus" not in settings else consensus_of(job)
 
-    def study(model: nn.Module, inputs: Any, shot: one_shot.OneShot, folder: Path | None = None) -> nn.Module:
+    def teach(model: nn.Module, inputs: Any, shot: one_shot.OneShot, folder: Path | None = None) -> nn.Module:
         teacher: Any = shot
         if settings.get("linear", False):
             teacher = distil.linear_after(shot, public.features)
@@ -160,16 +160,16 @@ def studied_head_and_answers(job: Training) -> nn.Module:
         "believe": _mirrored if settings.get("mirrored", False) else predict,
     }  # fmt: skip
     if job.kept is None:
-        return look_and_ask(job, public, fit, distil=study, **ask)
+        return moment_then_responses(job, public, fit, distil=teach, **ask)
     run = sorted(settings.items(), key=str), job.epsilon
-    with kept_studies.study(job.kept, _of_study(job), run, job.notes) as kept:
+    with kept_distillations.distillation(job.kept, _of_distillation(job), run, job.notes) as kept:
 
         def once(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
-            made = kept.once(model, lambda: study(model, inputs, shot, kept.folder))
+            made = kept.once(model, lambda: teach(model, inputs, shot, kept.folder))
             job.keep("student", made)
             return made
 
-        return look_and_ask(job, public, fit, distil=once, folder=kept.folder, **ask)
+        return moment_then_responses(job, public, fit, distil=once, folder=kept.folder, **ask)
 
 
 def consensus_of(job: Training) -> Any:
@@ -197,12 +197,12 @@ def _kept_as(name: str, job: Training, fit: Any) -> Any:
     return train
 
 
-def _of_study(job: Training) -> Any:
-    """All that decides what a look teaches: both trainings' settings, but not what is asked afterwards."""
+def _of_distillation(job: Training) -> Any:
+    """All that decides what a moment teaches: both trainings' settings, but not what is queried afterwards."""
     split = _split(job)
     if split is None:
-        raise ValueError("studies are kept of one look's epsilon; give first, or share, in the settings")
-    before = {name: value for name, value in job.settings.items() if name not in _AFTER_STUDY}
+        raise ValueError("distillations are kept of one moment's epsilon; give first, or share, in the settings")
+    before = {name: value for name, value in job.settings.items() if name not in _AFTER_DISTILLATION}
     parts = [sorted({**before, **before[part]}.items(), key=str) for part in ("student", "study")]
     return parts, split.first, job.seed, len(job.vault), str(job.inputs.device)
 
@@ -238,18 +238,18 @@ def _plainly(job: Training, settings: Mapping[str, Any]) -> Any:
 
 
 def head_and_two_networks(job: Training) -> nn.Module:
-    """One look, then AugDescent on the head's labels."""
+    """The one-shot moment, then AugDescent on the head's labels."""
     public = public_of(job)
     return aug_descent.train_after(_shot(job, public), public.features, job.model, job.inputs, refine=refine_of(job))
 
 
 def head_and_answers(job: Training) -> nn.Module:
-    """One look, whose head the network begins as where it has the encoder's weights; then answers under it as prior."""
-    return look_and_ask(job, public_of(job), learner_of(job), shares=(1.0,), begin="start" in job.settings)
+    """The one-shot moment; the network begins as its head where it has the encoder's weights; responses under it."""
+    return moment_then_responses(job, public_of(job), learner_of(job), shares=(1.0,), begin="start" in job.settings)
 
 
-def look_and_ask(job: Training, public: public_features.Public, fit: Any, **more: Any) -> nn.Module:
-    """One look, then answers under its head as prior; the split rehearsed, or by `first` or `share`."""
+def moment_then_responses(job: Training, public: public_features.Public, fit: Any, **more: Any) -> nn.Module:
+    """The one-shot moment, then responses under its head as prior; the split tuned, or by `first` or `share`."""
     settings = job.settings
     names = settings.get("learn", ["posterior_of_model", "likelihood"])
     learns = [named("learn", name, LEARNS) for name in ([names] if isinstance(names, str) else names)]
@@ -260,7 +260,7 @@ def look_and_ask(job: Training, public: public_features.Public, fit: Any, **more
 
 
 def _split(job: Training) -> one_shot_prior.Split | None:
-    """By the look's own epsilon, `first`, or by its `share` of the budget."""
+    """By the moment's own epsilon, `first`, or by its `share` of the budget."""
     settings = job.settings
     if "first" in settings:
         if "share" in settings or not 0 < settings["first"] <= job.epsilon:

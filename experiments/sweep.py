@@ -85,14 +85,14 @@ def _listen(news: Any, workers: list[Any], tell: Tell) -> None:
         # Asked before the queue is looked at: whatever a process said before it ended is then found there.
         over = not any(worker.is_alive() for worker in workers)
         try:
-            told = news.get(timeout=0.2)
+            message = news.get(timeout=0.2)
         except queue.Empty:
             if over:
                 break
             continue
-        if told.failure:
-            raise ValueError(f"{told.run.name}: {told.failure}")
-        tell(told)
+        if message.failure:
+            raise ValueError(f"{message.run.name}: {message.failure}")
+        tell(message)
     codes = {worker.exitcode for worker in workers} - {0}
     if codes:
         raise ValueError(f"a training process ended with code {sorted(codes)}, perhaps out of memory; try fewer jobs")

@@ -23,7 +23,8 @@ BEGIN, END = "<!-- perimeter:begin -->", "<!-- perimeter:end -->"
 BESIDE = {
     "saddle.py": "chooses where to compute: a bad choice costs accuracy, never soundness",
     "inverse.py": "chooses noise, and δ for audits: what was chosen is accounted for as it is",
-    "protocols.py": "the signatures of stores and counters, no code",
+    "protocols.py": "the signatures of mechanisms, stores and counters, no code",
+    "sealing.py": "checks labels one by one: a mistake would be a wrong label, not a wrong claim",
     "fingerprint.py": "names a label column for a budget store",
 }
 

@@ -47,7 +47,8 @@ def papers() -> dict[str, dict[float, float]]:
     best: dict[str, dict[float, float]] = defaultdict(dict)
     with (ROOT / "experiments/papers.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["metric"] == "accuracy" and row["epsilon"] != "inf":
+            # The report's claims are not valid: its ε = 0.1 is 28.8.
+            if row["metric"] == "accuracy" and row["epsilon"] != "inf" and not row["table"].startswith("paswan"):
                 found, epsilon = best[row["dataset"]], float(row["epsilon"])
                 found[epsilon] = max(found.get(epsilon, 0.0), float(row["value"]))
     return best

@@ -23,10 +23,10 @@ import json
 import socket
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ from labeldp.budgets.tables import (
     read_charge,
     read_dataset,
     read_entry,
+    recorded_charge,
     refuse_change,
     sa,
     sealed_line,
@@ -61,7 +62,7 @@ from labeldp.budgets.tables import (
 )
 from labeldp.core.events import Event, Queries
 from labeldp.core.ledger import Budget, BudgetExceededError, Charged, Ledger, RowIndex, Unit, check_budget
-from labeldp.core.vault import LabelVault
+from labeldp.core.vault import LabelVault, digest
 
 __all__ = ["Account", "BudgetStore", "Charge", "DataSet", "Entry", "StoreError", "StoreKeyError", "UnknownDataSetError"]
 
@@ -253,7 +254,8 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
     ) -> bool:
         """Write these plans down, all or none, or raise BudgetExceededError; on the disk when it returns.
 
-        Returns whether it did: False where queries were charged under this id before.
+        Returns whether it did: False where these queries were charged under this id before. StoreError where others
+        were: what is drawn under an id is what was paid for under it.
 
         The charges of a plan are composed as one, whose queries were fixed before the first was drawn. With `ids`, the
         hash of every row, they are about these rows; rows that are new join the data set.
@@ -262,11 +264,14 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
         with self._database.writing() as connection:
             line = self._line(connection, name, lock=True)
             dataset, (head, ledger) = self._read(line), self._replayed(connection, line)
-            if query_id is not None and self._held(connection, line, query_id):
-                return False
+            new: Hashes | None = None
             if ids is not None:
                 places, new = numbered(self._ids(connection, line), ids)
                 plans = [by_unit(plan, places) for plan in plans]
+            if query_id is not None and self._held(connection, line, query_id):
+                self._check_same(connection, line, query_id, plans)
+                return False
+            if new is not None:
                 self._add_ids(connection, line["id"], dataset.units, new)
                 dataset = replace(dataset, units=dataset.units + len(new))
             after = reduce(Ledger.charge_plan, plans, extended(ledger, dataset.units))
@@ -334,6 +339,22 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
     def _held(self, connection: sa.Connection, line: sa.RowMapping, query_id: str) -> bool:
         under = ((table.c.dataset == line["id"], table.c.receipt == query_id) for table in (CHARGES, BEGUN))
         return any(connection.execute(sa.select(sa.literal(1)).where(*these)).first() for these in under)
+
+    def _check_same(self, connection: sa.Connection, line: sa.RowMapping, query_id: str, plans: Sequence[Plan]) -> None:
+        """Raise StoreError unless these plans are what was charged under the id; a part may have had nothing to pay."""
+        dataset = self._read(line)
+        written = sa.select(CHARGES).where(CHARGES.c.dataset == line["id"], CHARGES.c.receipt == query_id)
+        charged = [recorded_charge(each, dataset.units) for each in connection.execute(written).mappings()]
+
+        def named(charges: Iterable[Charge]) -> Counter[tuple[Event, int, str]]:
+            everyone = np.arange(dataset.units)
+            return Counter((c.event, c.times, digest(np.sort(everyone if c.rows is None else c.rows))) for c in charges)
+
+        if charged and any(plans) and named(charged) != named(chain(*plans)):
+            raise StoreError(
+                f"other queries, or other rows, were charged to {dataset.name!r} under the query id {query_id!r}; use "
+                "a new folder, and pay for these"
+            )
 
     def _write(self, connection: sa.Connection, line: sa.RowMapping, dataset: DataSet, head: str) -> None:
         values = dataset_line(self._database.key, dataset, head)

@@ -411,6 +411,11 @@ def read_charge(key: Key, line: Line, number: int, units: int, before: str) -> C
     """Return the charge of a line; None if it is not as it was written or not the one of this number."""
     if line["number"] != number or not whole_line(key, line, before):
         return None
+    return recorded_charge(line, units)
+
+
+def recorded_charge(line: Line, units: int) -> Charge:
+    """Return the charge of a line whose seal is whole, in a data set that has so many units now."""
     rows = unpack(line["rows"], units)
     if rows is None and line["rows_asked"] < units:
         # All that there were then.

@@ -1,14 +1,43 @@
-"""Say what a vault expects of the store that keeps its charges, and of the counter of its prepaid queries.
+"""Say what a vault expects of a mechanism, of the store that keeps its charges, and of the counter of its queries.
 
-Signatures only. Stores and counters outlive a process; they are written in `labeldp.budgets`.
+Signatures only. Mechanisms are written in `labeldp.mechanisms`; stores and counters, which outlive a process, in
+`labeldp.budgets`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
+from labeldp.core.events import Event
 from labeldp.core.ledger import Charged, Ledger, Unit
+from labeldp.core.random import SecureRandom
+
+Out_co = TypeVar("Out_co", covariant=True)
+LabelArray = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class Mechanism(Protocol[Out_co]):
+    """A query of labels. A frozen dataclass: every field is public, secrets are only arguments.
+
+    The vault calls the three methods in this order: `fits` (refuse before anything is spent), `event` (what
+    one query costs the worst row), `sample` (draw it). Only the vault calls `sample`, or a mechanism made of others.
+    """
+
+    def fits(self, num_rows: int, num_classes: int) -> None:
+        """Raise ValueError if the mechanism's public settings do not fit these rows. Sees no label."""
+        ...
+
+    def event(self) -> Event:
+        """Return what one query costs, under the replacement of one label."""
+        ...
+
+    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> Out_co:
+        """Draw one release. `labels` is read-only and must not be kept; all noise comes from `rng`."""
+        ...
 
 
 @runtime_checkable

@@ -11,14 +11,13 @@ attributes. It shrinks what an auditor must read to `core/`, `releases.py` and t
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +35,13 @@ from labeldp.core.ledger import (
     Unit,
     check_budget,
 )
-from labeldp.core.protocols import LeaseCounter, LedgerStore, QueryStore, Stores
+from labeldp.core.protocols import LabelArray, LeaseCounter, LedgerStore, Mechanism, QueryStore, Stores
 from labeldp.core.random import SecureRandom
+from labeldp.core.sealing import sealed_labels
 
 __all__ = ["LabelArray", "LabelVault", "Lease", "Mechanism", "MechanismError"]
 
 Out = TypeVar("Out")
-Out_co = TypeVar("Out_co", covariant=True)
-LabelArray = npt.NDArray[np.unsignedinteger[Any]]
 # Row numbers without repeats, or a mask; None for all rows.
 Rows = npt.ArrayLike | None
 # A release and nothing, or nothing and why there is none.
@@ -51,29 +49,6 @@ Drawn = tuple[Out | None, BaseException | None]
 
 # A charge with its rows named by their digest, so that equal ones are equal.
 Named = tuple[Event, int, str]
-
-# Not the full type: "<U17" would tell how long the longest label is.
-_KINDS = {"U": "text", "S": "bytes", "O": "mixed objects", "M": "dates", "c": "complex numbers"}
-
-
-class Mechanism(Protocol[Out_co]):
-    """A query of labels. A frozen dataclass: every field is public, secrets are only arguments.
-
-    The vault calls the three methods in this order: `fits` (refuse before anything is spent), `event` (what
-    one query costs the worst row), `sample` (draw it). Only the vault calls `sample`, or a mechanism made of others.
-    """
-
-    def fits(self, num_rows: int, num_classes: int) -> None:
-        """Raise ValueError if the mechanism's public settings do not fit these rows. Sees no label."""
-        ...
-
-    def event(self) -> Event:
-        """Return what one query costs, under the replacement of one label."""
-        ...
-
-    def sample(self, labels: LabelArray, rng: SecureRandom, /) -> Out_co:
-        """Draw one release. `labels` is read-only and must not be kept; all noise comes from `rng`."""
-        ...
 
 
 class LabelVault:
@@ -148,6 +123,12 @@ class LabelVault:
     def id(self) -> str:
         """A random name for this vault, public: tells kept releases of this vault from those of another."""
         return self._id
+
+    @property
+    def place(self) -> str:
+        """A public name of its rows among those of the vault that it is a part of; "all" where it has all of them."""
+        parts = (vault._whole[1] for vault in self._lineage() if vault._whole is not None)
+        return " of ".join(digest(rows) for rows in parts if rows is not None) or "all"
 
     @property
     def seeded(self) -> bool:
@@ -308,9 +289,9 @@ class LabelVault:
         self._check_by_row()
         reserved = Reserved([(event, times, self._checked_rows(rows)) for event, times, rows in queries], query_id)
         for earlier, plan in self._plans:
-            if earlier.query_id == query_id and earlier.left >= reserved.left:
+            if earlier.given_id == query_id and earlier.left >= reserved.left:
                 return plan
-        if query_id in self._paid:
+        if reserved.query_id in self._paid:
             raise BudgetExceededError(f"the plan {query_id!r} has fewer queries left than asked for; pay for a new one")
         check_budget(self._ledger.charge_plan(reserved.charges).groups(), self.budget, self.unit)
         plan = self.part()
@@ -449,9 +430,13 @@ class LabelVault:
 class Reserved:
     """The queries of a plan, and which of them were not drawn yet."""
 
-    def __init__(self, charges: list[Charged], query_id: str | None) -> None:
-        self.charges, self.query_id, self.paid = charges, query_id, False
-        self._open = dict(enumerate(map(_named, charges)))
+    def __init__(self, charges: list[Charged], given_id: str | None) -> None:
+        # In an order of their own, and under an id with their name: in any process, the same id means the same places.
+        self.charges = sorted(charges, key=lambda charge: repr(_named(charge)))
+        self.given_id, self.paid = given_id, False
+        self._open = dict(enumerate(map(_named, self.charges)))
+        name = hashlib.sha256(repr(list(self._open.values())).encode()).hexdigest()[:16]
+        self.query_id = None if given_id is None else f"{given_id} {name}"
 
     @property
     def left(self) -> Counter[Named]:
@@ -560,65 +545,3 @@ def draw(mechanism: Mechanism[Out], labels: LabelArray, rng: SecureRandom, *args
             "stays charged and the message is withheld because it could quote a label. Reproduce it on "
             "made-up labels with labeldp.testing.check_mechanism"
         )
-
-
-# -- sealing: errors give counts, never values ---------------------------------------------------------------
-
-
-def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
-    """Check labels and copy them into the smallest unsigned type that holds `num_classes` classes, read-only."""
-    count = cast("Any", num_classes)
-    if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < 1:
-        raise ValueError(
-            f"num_classes={num_classes!r} is not a number of classes; declare it (≥ 1). It is never read off "
-            "the labels: which classes occur is itself private"
-        )
-    refuse_masked(labels)
-    raw = np.asarray(labels)
-    if raw.ndim != 1:
-        raise ValueError(f"labels have shape {raw.shape}; give one label per row, shape (n,)")
-    values, missing = _as_numbers(raw)
-    whole = values[~missing]
-    found = {
-        "missing": np.count_nonzero(missing),
-        "not whole numbers": np.count_nonzero(whole != np.floor(whole)),
-        "out of range": np.count_nonzero((whole < 0) | (whole >= num_classes)),
-    }
-    wrong = ", ".join(f"{count} {what}" for what, count in found.items() if count)
-    if wrong:
-        raise ValueError(
-            f"labels cannot be sealed: of {raw.size} labels, {wrong} (expected 0 … {num_classes - 1}). "
-            "Their values and places are not shown because they are private"
-        )
-    sealed = raw.astype(np.min_scalar_type(int(num_classes) - 1))
-    sealed.setflags(write=False)
-    return sealed
-
-
-def refuse_masked(labels: object) -> None:
-    """Raise ValueError for masked labels: numpy would hand out what lies under the mask as if it were a label."""
-    masked = np.count_nonzero(cast("Any", labels).mask) if isinstance(labels, np.ma.MaskedArray) else 0
-    if masked:
-        raise ValueError(f"labels cannot be sealed: {int(masked)} of them are masked, so missing")
-
-
-def _as_numbers(raw: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return the labels as a numeric array, and which of them are missing."""
-    if raw.dtype.kind in "biuf":
-        return raw, ~np.isfinite(raw)
-    if raw.dtype.kind == "O":
-        # Never let float() speak for itself here: its message quotes the value.
-        missing = np.array([_is_missing(value) for value in raw], dtype=bool)
-        if all(isinstance(value, (bool, int, np.integer, float, np.floating)) for value in raw[~missing]):
-            return np.where(missing, 0, raw).astype(np.float64), missing
-    raise ValueError(
-        f"labels are {_KINDS.get(raw.dtype.kind, 'not numbers')}; encode them as integers 0 … K − 1 in an order "
-        "fixed in advance (not with an encoder fitted on the labels: that leaks which classes occur)"
-    )
-
-
-def _is_missing(value: object) -> bool:
-    """Return whether it is None, NaN, infinite, pandas.NA or pandas.NaT; recognised without importing pandas."""
-    if value is None or type(value).__name__ in {"NAType", "NaTType"}:
-        return True
-    return isinstance(value, (float, np.floating)) and not math.isfinite(cast("float", value))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import PureDP
-from labeldp.core.ledger import Ledger
+from labeldp.core.ledger import ONE_LABEL, Ledger
 from labeldp.releases import NoisyLabels
 
 UNKNOWN_NOISE = "not known here: the responses came without a certificate"
@@ -37,8 +37,22 @@ class ReleasedLabels:
     claim: Certificate | None = None
     # What a recipe asks of a vault besides: its name, its limit, and what it was charged here.
     id: ClassVar[str] = "released before"
+    place: ClassVar[str] = "all"
     budget: ClassVar[None] = None
     ledger: ClassVar[Ledger] = Ledger(0)
+
+    def __post_init__(self) -> None:
+        """Refuse a claim about other responses: that of a model learnt from them would verify, and be false."""
+        if self.claim is None:
+            return
+        rows = sum(group.rows for group in self.claim.groups)
+        events = [query.event for group in self.claim.groups for query in group.queries]
+        dearest = max((event.epsilon for event in events if isinstance(event, PureDP)), default=0.0)
+        if dearest < self.epsilon or (self.claim.unit == ONE_LABEL and rows != len(self)):
+            raise ValueError(
+                f"claim is about {rows} {self.claim.unit.counted} at epsilon {dearest:g}, and labels are {len(self)} "
+                f"responses drawn at {self.epsilon:g}; give the certificate of these responses"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)

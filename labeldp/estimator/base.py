@@ -49,6 +49,7 @@ from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
+from labeldp.recipes.kept import bind_fit, first_seed
 from labeldp.recipes.one_shot import MOST_CELLS
 from labeldp.recipes.pilot import Decided
 from labeldp.results.evaluation import Evaluation
@@ -59,6 +60,10 @@ _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
 _WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 # Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
+
+
+def _tensors(rows: Tensor | Coded) -> tuple[Tensor, ...]:
+    return (rows.numbers, rows.cells) if isinstance(rows, Coded) else (rows,)
 
 
 def _rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
@@ -162,6 +167,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         epsilon, method = spending.checked_epsilon(self.epsilon), self._checked_method()
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
         begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
+        # A fit that was stopped goes on with the rows that it had set aside.
+        seed = first_seed(self._folder, seed) if self.random_state is None else seed
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
         read = self._read(inputs, reset=True) if coded is None else coded
@@ -188,6 +195,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         training = vault
         if held is not None and isinstance(vault, LabelVault):
             others = np.setdiff1d(np.arange(rows), held)
+            bind_fit(self._folder, seed, *(part.cpu().numpy() for part in _tensors(seen)))
             training, same = vault.part(others, vault.budget), shown is seen
             seen = _rows_of(seen, others)
             shown = seen if same else _rows_of(shown, others)
@@ -216,6 +224,12 @@ class LabelDPEstimator(BaseEstimator, ABC):
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
         reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
         return self
+
+    @property
+    def _folder(self) -> Path | None:
+        """Return where the fit keeps what it pays for; None for nowhere, and for what its recipe will refuse."""
+        given = (self.settings or {}).get("folder")
+        return given if isinstance(given, Path) else None
 
     def _held_out(self, vault: LabelVault, seed: int) -> npt.NDArray[np.intp] | None:
         """Return the rows that are set aside to measure with; None for none, and where they would pay twice."""

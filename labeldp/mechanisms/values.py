@@ -31,7 +31,8 @@ from labeldp.core.events import Event, PureDP
 from labeldp.core.ledger import Budget
 from labeldp.core.protocols import LedgerStore
 from labeldp.core.random import SecureRandom
-from labeldp.core.vault import LabelArray, LabelVault, Mechanism, refuse_masked
+from labeldp.core.sealing import refuse_masked
+from labeldp.core.vault import LabelArray, LabelVault, Mechanism
 from labeldp.mechanisms.common import checked_epsilon, checked_integer, described, pieces, same_classes
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.releases import BoolArray, FloatArray, IntArray, NoisyLabels

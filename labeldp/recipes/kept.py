@@ -31,7 +31,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.atomic import Room, flush, replacing
+from labeldp.atomic import Room, check_room, flush, replacing
 from labeldp.budgets.counter import CounterError, QueryCounter
 from labeldp.core.events import Event, event_to_json
 from labeldp.core.ledger import Charged, RowIndex, check_budget
@@ -47,6 +47,10 @@ Out = TypeVar("Out")
 Asked = tuple[Event, RowIndex | None, Path | None]
 # What a file has besides its numbers.
 ROOM_TO_SPARE = 1 << 16
+# In a note, which rows a part of a vault has: a part of other rows has not paid for the release.
+_PLACE = "rows of the whole"
+# What a fit that sets rows aside was begun with.
+_FIT = "fit.json"
 # What reading half a file can raise.
 _BROKEN = (ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
@@ -89,7 +93,7 @@ def release_once(
         recover(kept)
         if kept.exists():
             earlier = load_note(kept)
-            odd = sorted(key for key in note if key != "vault" and note[key] != earlier.get(key))
+            odd = sorted(key for key in {*note, _PLACE} - {"vault"} if note.get(key) != earlier.get(key))
             if odd:
                 raise ValueError(
                     f"{kept} holds the release of another query ({', '.join(odd)} differ); use a new folder"
@@ -170,13 +174,16 @@ def planned(vault: LabelVault, *queries: Asked) -> LabelVault:
 
     Raises BudgetExceededError when the budget does not allow all that are not paid for; they are charged together, with
     the first that is drawn, under an id that is kept beside the first file. One query begun and lost, and the plan is
-    paid for anew.
+    paid for anew. Raises ValueError where one was drawn under another plan: what is asked next was then not fixed
+    before its outcome was seen.
     """
-    files = [kept for _, _, kept in queries if kept is not None]
     due = _unpaid(vault, queries)
     if not due:
         return vault
-    return vault.plan(due, query_id=_plan_id(files) if files else None)
+    files = [kept for _, _, kept in queries if kept is not None]
+    names = [(repr(event), "all" if rows is None else digest(np.sort(rows))) for event, rows, _ in queries]
+    asked = digest(np.array([vault.place, *(text for name in sorted(names) for text in name)]))
+    return vault.plan(due, query_id=_plan_id(files, asked) if files else None)
 
 
 def _unpaid(vault: LabelVault, queries: Iterable[Asked]) -> list[Charged]:
@@ -188,13 +195,20 @@ def _unpaid(vault: LabelVault, queries: Iterable[Asked]) -> list[Charged]:
     ]
 
 
-def _plan_id(files: list[Path]) -> str:
-    """Return the id that the plan of these files is charged under; a new one where a query of it was lost."""
-    path = files[0].with_name("plan.id")
+def _plan_id(files: list[Path], asked: str) -> str:
+    """Return the id that this plan of these files is charged under; a new one where a query of it was lost."""
+    # The first versions had one name for all plans.
+    path, old = files[0].with_name(f"plan-{asked}.id"), files[0].with_name("plan.id")
+    path = old if old.exists() else path
     with ExitStack() as alone:
         for folder in sorted({file.parent for file in files}):
             alone.enter_context(_alone_in(folder))
         lost = [file for file in files if _was_lost(file)]
+        if not path.exists() and any(file.exists() for file in files) and any(path.parent.glob("plan-*.id")):
+            raise ValueError(
+                f"{path.parent} keeps releases of another plan, with other queries; give the settings of that run, or "
+                "use a new folder"
+            )
         if lost or not path.exists():
             with replacing(path) as draft:
                 draft.write_text(secrets.token_hex(16), encoding="ascii")
@@ -212,6 +226,7 @@ def query_note(vault: LabelVault, mechanism: Mechanism[Any]) -> dict[str, Any]:
         "event": event_to_json(mechanism.event()),
         "rows of the vault": len(vault),
         "classes": vault.num_classes,
+        **({} if vault.place == "all" else {_PLACE: vault.place}),
     }
 
 
@@ -221,6 +236,38 @@ def in_folder(folder: Path | None, name: str) -> Path | None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
+
+
+def first_seed(folder: Path | None, seed: int) -> int:
+    """Return the public seed of the fit that began in this folder, so that it can be gone on with; else this one."""
+    begun = {} if folder is None else _begun_with(folder)
+    return int(begun.get("seed", seed))
+
+
+def bind_fit(folder: Path | None, seed: int, *features: np.ndarray) -> None:
+    """Bind a folder to which rows are set aside: those that measure must not be among those that were trained on.
+
+    Raises ValueError where it was begun with another seed, or for other rows or in another order of them.
+    """
+    if folder is None:
+        return
+    check_room(folder, ROOM_TO_SPARE)
+    facts = {"seed": seed, "features": digest(*features)}
+    begun = _begun_with(folder) or facts
+    odd = [name for name in facts if begun.get(name) != facts[name]]
+    if odd:
+        raise ValueError(
+            f"{folder} keeps what a fit with other {' and '.join(odd)} has paid for, which set other rows aside; give "
+            "the same rows in the same order and the same random_state, or use a new folder"
+        )
+    with replacing(folder / _FIT) as draft:
+        draft.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _begun_with(folder: Path) -> dict[str, Any]:
+    """Return what the fit was begun with that has paid for something here; nothing where none has."""
+    path = folder / _FIT
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() and any(folder.rglob("*.counter")) else {}
 
 
 def checkpoint_of(folder: Path | None, *responses: np.ndarray) -> dict[str, Path]:
@@ -302,5 +349,5 @@ def digest(*arrays: np.ndarray) -> str:
     content = hashlib.sha256()
     for array in arrays:
         content.update(f"{array.dtype}{array.shape}".encode())
-        content.update(np.ascontiguousarray(array).tobytes())
+        content.update(np.ascontiguousarray(array).data)
     return content.hexdigest()[:16]

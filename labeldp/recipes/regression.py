@@ -239,6 +239,11 @@ class TwoSided:
         return self._vault.id
 
     @property
+    def place(self) -> str:
+        """Return the vault's."""
+        return self._vault.place
+
+    @property
     def ledger(self) -> Ledger:
         """Return the vault's."""
         return self._vault.ledger

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from labeldp.budgets.counter import QueryCounter
 from labeldp.budgets.ids import canonical
 from labeldp.budgets.keys import StoreError
 from labeldp.budgets.store import BudgetStore, UnknownDataSetError
@@ -82,6 +83,19 @@ def test_new_ids_start_at_zero_and_join(store):
     # Another process reads the same.
     again = BudgetStore(store._database)
     assert spent(again) == 3.0
+
+
+def test_what_some_rows_paid_for_is_not_drawn_of_others(store, tmp_path):
+    """A counter that p1 to p3 had paid for drew a response of p4, which had paid for nothing."""
+    with QueryCounter(tmp_path / "t", {}) as counter:
+        vault(store, LABELS[:3], IDS[:3]).lease(RR, 1, counter=counter)
+    with QueryCounter(tmp_path / "t", {}) as counter, pytest.raises(StoreError, match="other rows"):
+        vault(store, LABELS[1:4], IDS[1:4]).lease(RR, 1, counter=counter)
+    with QueryCounter(tmp_path / "t", {}) as counter:
+        # In another order they are the same rows.
+        vault(store, LABELS[2::-1], IDS[2::-1]).lease(RR, 1, counter=counter)()
+    assert spent(store) == 1.0
+    assert store.ledger("visits").history_of_row is not None
 
 
 def test_a_refused_query_leaves_no_new_id(store):

@@ -191,6 +191,29 @@ def test_a_lease_continued_elsewhere_is_charged_once(store, tmp_path):
     assert (first.times, first.query_id is None, second.times, second.query_id) == (4, False, 1, None)
 
 
+def test_a_plan_goes_on_elsewhere_only_as_it_was_charged(store):
+    """A second process drew ε = 50 under the id of a plan that had paid for 0.3; or the same query twice."""
+    queries = [(PureDP(0.1), 1, None), (PureDP(0.2), 1, [0, 2])]
+    vault(store).plan(queries, query_id="a plan").release(RandomizedResponse(0.1, 2))
+    spent = store.epsilon("visits")
+    for order in (queries, queries[::-1]):
+        with pytest.raises(StoreError, match="begun before"):
+            vault(store).plan(order, query_id="a plan").release(RandomizedResponse(0.1, 2))
+    vault(store).plan(queries[::-1], query_id="a plan").release(RandomizedResponse(0.2, 2), [2, 0])
+    assert store.epsilon("visits") == spent
+    others = [
+        [queries[0], (PureDP(50.0), 1, [0, 2])],
+        [*queries, (PureDP(3.0), 1, [1])],
+        [queries[0], (PureDP(0.2), 20, [0, 2])],
+    ]
+    for other in others:
+        event, times, rows = other[-1]
+        with pytest.raises(BudgetExceededError):
+            vault(store).plan(other, query_id="a plan").lease(RandomizedResponse(event.epsilon, 2), times, rows)
+    vault(store).plan([queries[0], (PureDP(0.2), 1, [0, 1])], query_id="a plan").release(RandomizedResponse(0.1, 2))
+    assert store.epsilon("visits") > spent
+
+
 def test_a_failed_reservation_is_not_drawn_and_can_be_tried_again(store, monkeypatch):
     box, real = vault(store), store.reserve
 

@@ -190,3 +190,16 @@ def test_columns_are_read_as_of_any_table_and_overruled_by_name(tmp_path):
     assert "town" not in data.features.column_names
     with pytest.raises(TableError, match="number names 'y', which is the label"):
         read_released(path, number=["y"])
+
+
+def test_a_claim_about_other_responses_is_refused():
+    """A model learnt from responses at ε = 8 had a certificate of ε = 0.1 that verified."""
+    quiet, loud = LabelVault([0, 1, 1], num_classes=2), LabelVault([0, 1, 1], num_classes=2)
+    quiet.release(RandomizedResponse(0.1, 2))
+    noisy = loud.release(RandomizedResponse(8.0, 2))
+    assert ReleasedLabels(noisy, loud.certificate()).certificate().epsilon == 8.0
+    fewer = LabelVault([0, 1], num_classes=2)
+    fewer.release(RandomizedResponse(8.0, 2))
+    for other in (quiet, fewer):
+        with pytest.raises(ValueError, match="of these responses"):
+            ReleasedLabels(noisy, other.certificate())

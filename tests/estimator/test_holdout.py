@@ -10,7 +10,7 @@ from labeldp.budgets.store import BudgetStore
 from labeldp.core.certificate import verify
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError
-from labeldp.estimator import base, classifier
+from labeldp.estimator import base, classifier, spending
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.regressor import LabelDPRegressor
 from labeldp.recipes import one_shot
@@ -232,3 +232,58 @@ def test_a_vault_that_cannot_pay_is_refused_before_training():
     vault = LabelVault(CODES, 2, Budget(0.5, 1e-6))
     with pytest.raises(BudgetExceededError):
         model().fit(X, vault)
+
+
+# -- a folder knows which rows were set aside --------------------------------------------------------------------------
+
+
+def stopped_before_it_measures(estimator, features, labels, monkeypatch):
+    """Fit, and stop where rows set aside would be measured."""
+
+    def stops(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(estimator), "_evaluate", stops)
+        with pytest.raises(KeyboardInterrupt):
+            estimator.fit(features, labels)
+
+
+@pytest.mark.parametrize("change", ["random_state", "order"])
+def test_rows_that_responded_are_never_set_aside_later(tmp_path, monkeypatch, change):
+    """The responses in the folder are of other rows: those set aside now would pay twice, and the certificate not."""
+    features, labels = numbers(1200)[0], np.arange(1200) % 2
+    first = LabelDPClassifier(1.0, method="rr+learner", classes=[0, 1], settings={"folder": tmp_path}, random_state=1)
+    stopped_before_it_measures(first, features, labels, monkeypatch)
+    if change == "order":
+        again, order = first, np.arange(1200)[::-1]
+    else:
+        again, order = LabelDPClassifier(**{**first.get_params(), "random_state": 2}), np.arange(1200)
+    vault = LabelVault(labels[order], 2)
+    with pytest.raises(ValueError, match="set other rows aside"):
+        again.fit(features[order], vault)
+    assert vault.certificate().epsilon == 0.0
+
+
+def test_a_fit_without_random_state_goes_on_with_the_rows_it_had_set_aside(tmp_path, monkeypatch):
+    features, labels = numbers(1200)[0], np.arange(1200) % 2
+    made = [
+        LabelDPClassifier(1.0, method="rr+learner", classes=[0, 1], settings={"folder": tmp_path}) for _ in range(2)
+    ]
+    stopped_before_it_measures(made[0], features, LabelVault(labels, 2), monkeypatch)
+    spending.MEMORY.forget()
+    before = (tmp_path / "responses.npz").read_bytes()
+    made[1].fit(features, labels)
+    assert (tmp_path / "responses.npz").read_bytes() == before
+    assert made[1].evaluation_ is not None
+    assert made[1].certificate_.epsilon == 1.0
+
+
+def test_a_folder_in_which_nothing_was_paid_for_binds_nobody(tmp_path):
+    features, labels = numbers(1200)[0], np.arange(1200) % 2
+    settings = {"method": "rr+learner", "classes": [0, 1]}
+    with pytest.raises(ValueError, match="epoch"):
+        LabelDPClassifier(1.0, **settings, settings={"folder": tmp_path, "epoch": 1}, random_state=1).fit(
+            features, labels
+        )
+    LabelDPClassifier(1.0, **settings, settings={"folder": tmp_path}, random_state=2).fit(features, labels)

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import adapters, kept_labels, kept_studies, networks, public_features, records, run, semi, synthetic
+from experiments import (
+    adapters,
+    kept_distillations,
+    kept_labels,
+    networks,
+    public_features,
+    records,
+    run,
+    semi,
+    synthetic,
+)
 from experiments.settings import Run, runs
 from labeldp.features.cache import read_tensors
 from tests.marks import mostly_slow
@@ -245,7 +255,7 @@ def test_rows_get_the_majority_label_of_their_cluster():
 
 def use_study(folder, value, began, failing=False, notes=None):
     """Study by filling a weight with the value; the weight of the network that comes back, this run's or another's."""
-    with kept_studies.study(folder, "same", value, {} if notes is None else notes) as mine:
+    with kept_distillations.distillation(folder, "same", value, {} if notes is None else notes) as mine:
         for name in ("plan.npz", "moment.npz"):
             (mine.folder / name).write_text(str(value))
 

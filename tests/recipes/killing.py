@@ -81,9 +81,9 @@ def note_draws(folder):
     GradientSum.sample = noted
 
 
-def die_at(name, number, before):
-    """Kill this process at its `number`-th call of os.`name`."""
-    real, calls = getattr(os, name), iter(range(number, -1, -1))
+def die_at(owner, name, number, before):
+    """Kill this process at its `number`-th call of a function, before or after it."""
+    real, calls = getattr(owner, name), iter(range(number, -(10**9), -1))
 
     @functools.wraps(real)
     def deadly(*args, **kwargs):
@@ -95,7 +95,7 @@ def die_at(name, number, before):
             os.kill(os.getpid(), signal.SIGKILL)
         return response
 
-    setattr(os, name, deadly)
+    setattr(owner, name, deadly)
 
 
 def attempt(folder, denoiser, queries, way):
@@ -104,7 +104,7 @@ def attempt(folder, denoiser, queries, way):
     if child == 0:
         note_draws(folder)
         if way and way[0] == "call":
-            die_at(*way[1:])
+            die_at(os, *way[1:])
         result = train(folder, denoiser, queries)
         folder.with_suffix(".json").write_text(json.dumps(result))
         os._exit(0)

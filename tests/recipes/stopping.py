@@ -19,6 +19,7 @@ from labeldp.budgets.store import BudgetStore
 from labeldp.core import vault as vaults
 from labeldp.core.ledger import Budget
 from labeldp.core.vault import LabelVault
+from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.features.cache import read_tensors
 from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.values import seal_values
@@ -29,6 +30,9 @@ from labeldp.recipes.one_shot_prior import Split
 
 ROWS, CLASSES = 48, 3
 CASES = [(recipe.key, task) for recipe in RECIPES for task in ("classes", "numbers") if getattr(recipe, task)]
+# Besides: an estimator that measures on rows set aside, and the other decision of a pilot.
+EVALUATION, RESPONSES = "evaluation", "responses"
+MORE_CASES = [(EVALUATION, "classes"), ("pilot", RESPONSES)]
 EPSILON, DELTA = 1.0, 1e-3
 # The store pays for what was begun and lost, again and again.
 PLENTY = Budget(1e6, DELTA)
@@ -61,13 +65,16 @@ def sealed(task, where):
 
 def attempt(key, task, place):
     """Run the recipe in `place`, which may hold what an earlier attempt left; return what the certificate says."""
+    if key == EVALUATION:
+        return measured(place)
+    lead, task = (-1.0, "classes") if task == RESPONSES else (1.0, task)
     recipe, generator = BY_KEY[key], torch.Generator().manual_seed(0)
     labels = torch.arange(ROWS) % CLASSES
     features = torch.eye(CLASSES, 6)[labels] * 4 + torch.randn(ROWS, 6, generator=generator)
     images = torch.rand(ROWS, 1, 8, 8, generator=generator)
     model, vault = None, sealed(task, place / "budgets.db")
     # Whatever was drawn, a pilot decides for the same, so that attempts can be compared.
-    with job.public_seed(0), mock.patch.object(pilot, "_lead", return_value=1.0):
+    with job.public_seed(0), mock.patch.object(pilot, "_lead", return_value=lead):
         if recipe.needs_images:
             model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
         settings = {**settings_of(key, task), "folder": place / "run"}
@@ -76,6 +83,20 @@ def attempt(key, task, place):
         )
         job.run(recipe, given, task)
     stated = vault.certificate(DELTA)
+    return {"epsilon": stated.epsilon, "seeded": stated.seeded, "groups": repr(vault.ledger.groups())}
+
+
+def measured(place):
+    """Fit an estimator that sets a quarter of the rows aside and measures with them; return as `attempt` does."""
+    vault = sealed("classes", place / "budgets.db")
+    features = np.eye(CLASSES, 4)[np.arange(ROWS) % CLASSES] + np.arange(4 * ROWS).reshape(ROWS, 4) / ROWS
+    estimator = LabelDPClassifier(
+        EPSILON, DELTA, "rr", classes=range(CLASSES), holdout=0.25, settings={**_NETWORK, "folder": place / "run"},
+        random_state=0,
+    )  # fmt: skip
+    estimator.fit(features, vault)
+    assert estimator.evaluation_ is not None
+    stated = estimator.certificate_
     return {"epsilon": stated.epsilon, "seeded": stated.seeded, "groups": repr(vault.ledger.groups())}
 
 
@@ -111,7 +132,7 @@ def left(place):
         elif name.endswith(".json"):
             assert json.loads(path.read_text())
         else:
-            assert name in {"gradients.log", "plan.id"}, name
+            assert name == "gradients.log" or (name.startswith("plan-") and name.endswith(".id")), name
     history = BudgetStore.open(place / "budgets.db", create=False).history("labels")
     return {
         "counted": counted,

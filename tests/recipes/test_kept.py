@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 
+from labeldp.core.events import PureDP
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.learning.train import fit
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes import cluster_votes, labeldp_pro, lp_mst, one_shot, per_row
-from labeldp.recipes.kept import release_labels
+from labeldp.recipes.kept import planned, release_labels
 from tests.recipes.stopping import CASES, attempt, left, note_draws
 
 # Each keeps its releases in another way: responses, gradients; a moment, a plan of both, counts and values are slower.
@@ -192,3 +193,45 @@ def test_killed_runs(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(case["kills"] >= 8 for case in json.loads(done.stdout).values())
+
+
+# -- whose release it is -----------------------------------------------------------------------------------------------
+
+
+def test_a_release_of_some_rows_is_not_taken_for_one_of_others(tmp_path):
+    """In a new process nothing else knows which rows have paid for it."""
+    half = np.arange(60) < 30
+    rr = RandomizedResponse(1.0, CLASSES)
+    release_labels(vault().part(half), rr, kept=tmp_path / "responses.npz")
+    for other in (vault().part(~half), vault().part(half).part(np.arange(30)[::-1])):
+        with pytest.raises(ValueError, match="rows of the whole"):
+            release_labels(other, rr, kept=tmp_path / "responses.npz")
+        assert other.certificate().epsilon == 0.0
+    whole = vault()
+    release_labels(whole.part(half), rr, kept=tmp_path / "responses.npz")
+    assert [group.rows for group in whole.ledger.groups()] == [30, 30]
+
+
+def test_what_comes_second_in_a_plan_is_fixed_before_the_first_is_seen(tmp_path):
+    """Composed as one plan, queries must not have been chosen by what one of them released."""
+    files, events = [tmp_path / "a.npz", tmp_path / "b.npz"], [PureDP(0.5), PureDP(0.25)]
+
+    def plan(box, *asked):
+        return planned(box, *((event, None, file) for event, file in zip(asked, files, strict=True)))
+
+    release_labels(plan(vault(), *events), RandomizedResponse(0.5, CLASSES), kept=files[0])
+    with pytest.raises(ValueError, match="another plan"):
+        plan(vault(), events[0], PureDP(0.3))
+    again = vault()
+    box = plan(again, *events)
+    for event, file in zip(events, files, strict=True):
+        release_labels(box, RandomizedResponse(event.epsilon, CLASSES), kept=file)
+    assert (again.certificate().epsilon, len(again.ledger.groups()[0].plans)) == (0.75, 1)
+
+
+def test_two_plans_in_a_folder_are_charged_under_two_ids(tmp_path):
+    """The second was charged to no store, because the first had paid under its id."""
+    first = planned(vault(), (PureDP(0.5), None, tmp_path / "a.npz"))
+    release_labels(first, RandomizedResponse(0.5, CLASSES), kept=tmp_path / "a.npz")
+    planned(vault(), (PureDP(0.5), None, tmp_path / "b.npz"), (PureDP(0.25), None, None))
+    assert len({path.read_text() for path in tmp_path.glob("plan-*.id")}) == 2

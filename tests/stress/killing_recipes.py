@@ -5,7 +5,6 @@ or after a random call that writes, charges or draws, so that every gap between 
 killed, one more is left alone, and what it finds and makes is compared with a run that nobody killed.
 """
 
-import functools
 import json
 import os
 import random
@@ -21,28 +20,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from labeldp.budgets.store import BudgetStore
 from labeldp.core import vault as vaults
-from tests.recipes.stopping import CASES, attempt, left, note_draws, read_result, write_result
+from tests.recipes.killing import die_at
+from tests.recipes.stopping import CASES, MORE_CASES, attempt, left, note_draws, read_result, write_result
 
 # Where a process may die: a module or class, and the name of its function.
 POINTS = [(os, "fsync"), (os, "replace"), (os, "pwrite"), (os, "posix_fallocate"), (os, "ftruncate"),
           (BudgetStore, "reserve"), (BudgetStore, "begin"), (vaults, "draw")]  # fmt: skip
-
-
-def die_at(owner, name, number, before):
-    """Kill this process at its `number`-th call of a function, before or after it."""
-    real, calls = getattr(owner, name), iter(range(number, -(10**9), -1))
-
-    @functools.wraps(real)
-    def deadly(*args, **kwargs):
-        last = next(calls) == 0
-        if last and before:
-            os.kill(os.getpid(), signal.SIGKILL)
-        found = real(*args, **kwargs)
-        if last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
-
-    setattr(owner, name, deadly)
 
 
 def forked(key, task, place, way=None):
@@ -129,5 +112,5 @@ def main(folder, kills, seed, cases):
 
 
 if __name__ == "__main__":
-    named = [tuple(case.split(":")) for case in sys.argv[4:]] or CASES
+    named = [tuple(case.split(":")) for case in sys.argv[4:]] or [*CASES, *MORE_CASES]
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), named)

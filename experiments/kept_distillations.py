@@ -1,9 +1,9 @@
-"""A look and the network it taught, kept for runs that differ only in what they ask afterwards.
+"""A moment and the network it taught, kept for runs that differ only in what they query afterwards.
 
-Runs at several ε may begin with the same look at the same ε₁. Each is a release of its own, certified whole: a look
+Runs at several ε may begin with the same moment at the same ε₁. Each is a release of its own, certified whole: a moment
 that is taken over is charged to the run's vault as well (`kept.release_once`). Only the training is not repeated.
-The releases are alternatives: whoever published two of them would pay for the look once and for both answers.
-Of runs side by side the first studies and the others wait for it; should it die, the next one studies.
+The releases are alternatives: whoever published two of them would pay for the moment once and for both responses.
+Of runs side by side the first distils and the others wait for it; should it die, the next one does.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from labeldp.features.cache import content_key, read_metadata, read_tensors, wri
 
 _NETWORK = "network.safetensors"
 # What `one_shot.train` keeps in a folder.
-_LOOK = ("plan.npz", "moment.npz")
+_MOMENT = ("plan.npz", "moment.npz")
 
 
-class Study:
-    """One run's use of a kept study: its own folder, with the look and the network in it where there are any.
+class Distillation:
+    """One run's use of a kept distillation: its own folder, with the moment and the network in it where there are any.
 
     Args:
         own: the run's folder; when it has ended well, its releases stay there and its checkpoints go.
-        shared: where the study is, or will be.
-        notes: for the run's line: whether the study was another run's, the seconds it took, and those of waiting for
-            it, which the line's own seconds count.
-        turn: held while no other run may study the same.
+        shared: where the distillation is, or will be.
+        notes: for the run's line: whether it was another run's, the seconds it took, and those of waiting for it,
+            which the line's own seconds count.
+        turn: held while no other run may distil the same.
         waited: seconds until it was this run's turn.
     """
 
@@ -61,22 +61,22 @@ class Study:
         return model.eval()
 
     def _publish(self) -> None:
-        """Look and network appear together, in one step."""
+        """Moment and network appear together, in one step."""
         draft = Path(tempfile.mkdtemp(dir=self._shared.parent))
-        for name in (*_LOOK, _NETWORK):
+        for name in (*_MOMENT, _NETWORK):
             shutil.copy(self.folder / name, draft / name)
         os.rename(draft, self._shared)
 
 
 @contextmanager
-def study(kept: Path, what: Any, run: Any, notes: dict[str, Any]) -> Iterator[Study]:
-    """The study of these settings among those kept.
+def distillation(kept: Path, what: Any, run: Any, notes: dict[str, Any]) -> Iterator[Distillation]:
+    """The distillation of these settings among those kept.
 
     Args:
         kept: the folder of all of them; made when it is missing.
-        what: all that decides what is studied, as plain values.
+        what: all that decides what is distilled, as plain values.
         run: all that decides the run, likewise. One that was killed goes on with its releases and checkpoints.
-        notes: see `Study`.
+        notes: see `Distillation`.
     """
     kept.mkdir(parents=True, exist_ok=True)
     shared, own = kept / content_key(repr(what)), kept / f"run-{content_key(repr(what), repr(run))}"
@@ -88,11 +88,11 @@ def study(kept: Path, what: Any, run: Any, notes: dict[str, Any]) -> Iterator[St
         waited = time.perf_counter() - begun
         if shared.exists():
             if not (own / _NETWORK).exists():
-                # A look of its own would be another than the one that the network has learnt from.
+                # A moment of its own would be another than the one that the network has learnt from.
                 shutil.rmtree(own, ignore_errors=True)
                 shutil.copytree(shared, own)
             turn.close()
         own.mkdir(exist_ok=True)
-        yield Study(own, shared, notes, turn, waited)
+        yield Distillation(own, shared, notes, turn, waited)
     for file in own.glob("*.safetensors"):
         file.unlink()
