@@ -1,4 +1,4 @@
-"""Faults in a hundred jobs of Spark: no row with two answers, no query without its charge; and the control is noticed."""
+"""Faults in a hundred jobs of Spark: no row with two answers, no query without its charge; the control is noticed."""
 
 import json
 import subprocess
@@ -21,8 +21,12 @@ def counted(folder, *arguments):
 
 
 WRONG = (
-    "rows with two answers", "rows lost or doubled", "sums that differ", "jobs without a charge", "charges without a job",
-)  # fmt: skip
+    "rows with two answers",
+    "rows lost or doubled",
+    "sums that differ",
+    "jobs without a charge",
+    "charges without a job",
+)
 
 
 @pytest.mark.stress
