@@ -20,6 +20,7 @@ FOLDERS = [
     "recipes",
     "estimator",
     "results",
+    "engines",
     "choosing",
     "audit",
     "service",

@@ -23,6 +23,19 @@ ALLOWED = {
     "learning": {"features", "releases", "models"},
     "data": {"core", "mechanisms", "budgets", "releases"},
     "service": {"core", "mechanisms", "budgets", "releases", "data", "recipes", "results"},
+    "engines": {
+        "core",
+        "mechanisms",
+        "budgets",
+        "releases",
+        "data",
+        "features",
+        "learning",
+        "models",
+        "recipes",
+        "estimator",
+        "results",
+    },
 }
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
 WHO_MAY_BE_HEAVY = {"core": set(), "releases": set(), "mechanisms": set(), "budgets": set(), "data": {"pyarrow"}}
