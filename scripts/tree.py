@@ -18,6 +18,7 @@ FOLDERS = [
     "learning",
     "models",
     "recipes",
+    "engines",
     "estimator",
     "results",
     "engines",
