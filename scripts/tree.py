@@ -22,6 +22,7 @@ FOLDERS = [
     "results",
     "choosing",
     "audit",
+    "service",
     "cli",
 ]
 

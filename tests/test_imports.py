@@ -22,6 +22,7 @@ ALLOWED = {
     "features": {"learning", "releases", "models"},
     "learning": {"features", "releases", "models"},
     "data": {"core", "mechanisms", "budgets", "releases"},
+    "service": {"core", "mechanisms", "budgets", "releases", "data", "recipes", "results"},
 }
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
 WHO_MAY_BE_HEAVY = {"core": set(), "releases": set(), "mechanisms": set(), "budgets": set(), "data": {"pyarrow"}}

@@ -308,6 +308,11 @@ class LabelDPEstimator(BaseEstimator, ABC):
                    "rows together (a part of a data set, or ids that repeat), so that each would pay twice")
                 + "; leave it out, or give 0"
             )  # fmt: skip
+        if held is not None and len(held) < holdout.FEWEST_MEASURED:
+            raise ValueError(
+                f"holdout={self.holdout!r} sets {len(held)} of {rows} rows aside, too few to measure a model "
+                f"with; give at least {holdout.FEWEST_MEASURED} rows, or 0 for none"
+            )
         if held is not None and rows - len(held) < self._fewest_rows:
             raise ValueError(f"holdout={self.holdout!r} leaves {rows - len(held)} rows to learn from; give less")
         return held if held is None or kept is None else kept[held]

@@ -168,7 +168,8 @@ def shown(name: str, one: Measure) -> str:
 
 
 def _percent(one: Measure) -> str:
-    return f"{one.value:.1%} ± {100 * one.margin:.1f}"
+    # A share lies between 0 and 1, however wide its error bar.
+    return f"{one.value:.1%} ± {100 * min(one.margin, max(one.value, 1 - one.value)):.1f}"
 
 
 def _rounded(value: Any) -> Any:
@@ -364,7 +365,10 @@ def evaluate_numbers(query: ErrorCounts, release: NoisyCounts, bounds: tuple[flo
             "r2": 1 - np.divide(squared, around, out=np.full_like(squared, np.nan), where=around > 0),
         }
 
-    found, off, _ = _simulated(release, possible, chance, statistics)
+    widths = np.maximum((left + right) / 2, 0.5)
+    found, off, _ = _simulated(
+        release, possible, chance, statistics, lambda cells, sizes: _single_peaked(cells, sizes, widths)
+    )
     measures = {
         name: Measure(max(0.0, float(value)) if name != "r2" else min(1.0, float(value)), _margin(off[name]))
         for name, value in found.items()
@@ -384,16 +388,21 @@ Statistics = Callable[[FloatArray, float], dict[str, FloatArray]]
 
 
 def _simulated(
-    release: NoisyCounts, possible: npt.NDArray[np.bool_], chance: np.random.Generator, statistics: Statistics
+    release: NoisyCounts,
+    possible: npt.NDArray[np.bool_],
+    chance: np.random.Generator,
+    statistics: Statistics,
+    nearest: Callable[[FloatArray, FloatArray], FloatArray] | None = None,
 ) -> tuple[dict[str, FloatArray], dict[str, FloatArray], FloatArray]:
     """Return what counts say, by how much simulated ones are off (draws first), and the counts themselves.
 
-    Cells that are not `possible`, which is public, hold nothing but noise.
+    Cells that are not `possible`, which is public, hold nothing but noise. `nearest` takes counts and sizes to counts
+    that can be: not negative ones when None.
     """
     sizes, classes = release.group_sizes.astype(np.float64), release.counts.shape[1]
     noise, rows = release.noise_std**2 * (1 - 1 / classes), int(release.group_sizes.sum())
     cells = _consistent(release.counts.astype(np.float64), sizes, possible)
-    assumed = _projected(np.where(possible, cells, -rows), sizes)
+    assumed = (nearest or _projected)(np.where(possible, cells, 0.0 if nearest else -rows), sizes)
     truth = statistics(assumed, 0.0)
     draws = _DRAWS if cells.size <= _MANY_CELLS else _FEWER_DRAWS
     chances = assumed.ravel() / assumed.sum()
@@ -413,6 +422,25 @@ def _projected(cells: FloatArray, sizes: FloatArray) -> FloatArray:
     """Return the nearest counts that are not negative, group by group."""
     shares = project_to_simplex(torch.from_numpy(_over(cells, sizes[:, None]))).numpy()
     return shares * sizes[:, None]
+
+
+def _single_peaked(cells: FloatArray, sizes: FloatArray, widths: FloatArray) -> FloatArray:
+    """Return the nearest counts, group by group, whose number per width falls to both sides of its peak.
+
+    Cells of far errors are empty but for noise. Without its negative half that would be large errors that nobody made;
+    falling, neighbours are averaged, halves and all.
+    """
+    from sklearn.isotonic import isotonic_regression
+
+    found, weights = np.zeros_like(cells), widths**2
+    for place, heights in enumerate(cells / widths):
+        peak = int(np.argmax(heights))
+        for side, rising in ((slice(peak + 1), True), (slice(peak, None), False)):
+            found[place, side] = isotonic_regression(
+                heights[side], sample_weight=weights[side], y_min=0, increasing=rising
+            )
+    found *= widths
+    return found * _over(sizes, found.sum(axis=1))[:, None]
 
 
 def _noise(chance: np.random.Generator, std: float, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
