@@ -48,7 +48,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from benchmarks.learners import TABLES as MADE_UP
+from benchmarks import development
+from benchmarks.learners import TABLES as TO_LEARN
 from benchmarks.tabular_auc import full_dp_scores, kdd_tables
 from experiments import records
 from experiments.run import record_of
@@ -61,7 +62,9 @@ from labeldp.mechanisms.responses import RandomizedResponse
 
 # Tables of modeldata: file and label.
 MODELDATA = {"churn": ("wa_churn", "churn"), "credit": ("credit_data", "Status"), "hpc": ("hpc_data", "class")}
-TABLES = (*MADE_UP, "adult", "census", "digits", *MODELDATA)
+TABLES = (*TO_LEARN, "adult", "census", "digits", *MODELDATA)
+MADE_UP = {**TO_LEARN, **development.MADE_UP}
+KNOWN = (*TABLES, *development.TABLES)
 METHODS = ("auto", "one_shot", "one_shot+kernel", "rr+learner", "boosting")
 RESPONSES = ("rr, then boosting", "rr, then logistic")
 OPEN = ("open boosting", "open logistic")
@@ -94,7 +97,7 @@ def table(name: str, seed: int, modeldata: str | None) -> tuple[pd.DataFrame, pd
     """Features and labels; FileNotFoundError, which says what to do, where the table is not here."""
     if name in MADE_UP:
         x, y = MADE_UP[name](seed)
-        return pd.DataFrame(x).add_prefix("x"), pd.Series(y)
+        return x if isinstance(x, pd.DataFrame) else pd.DataFrame(x).add_prefix("x"), pd.Series(y)
     whole: Any
     if name == "adult":
         whole, label = pd.concat([pd.read_parquet(adult_path(part)) for part in ("train", "test")]), "income"
@@ -107,10 +110,12 @@ def table(name: str, seed: int, modeldata: str | None) -> tuple[pd.DataFrame, pd
     elif name == "digits":
         digits: Any = load_digits(as_frame=True)
         whole, label = digits.frame, "target"
+    elif modeldata is None:
+        raise FileNotFoundError("export it from the R package modeldata and give its folder as --modeldata")
+    elif name in development.MODELDATA:
+        return development.real(name, modeldata)
     else:
         file, label = MODELDATA[name]
-        if modeldata is None:
-            raise FileNotFoundError("export it from the R package modeldata and give its folder as --modeldata")
         whole = pd.read_csv(Path(modeldata) / f"{file}.csv")
     return whole.drop(columns=label), whole[label]
 
@@ -192,7 +197,7 @@ def all_runs(options: argparse.Namespace, tables: list[str]) -> list[Run]:
     for seed in range(options.seeds):
         for name in tables:
             for epsilon in (float("inf"), *map(float, options.epsilon.split(","))):
-                for method in CONTESTANTS:
+                for method in options.methods.split(","):
                     settings = {"dataset": name, "model": method, "recipe": method, "epochs": 0, "rows": options.rows}
                     if method == "diffprivlib":
                         # Its claim is about rows, and none of our certificates.
@@ -229,17 +234,20 @@ def main() -> None:
     """Read the command line, run what is missing, print all there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("tabular.jsonl"), help="file of results, appended to")
-    parser.add_argument("--tables", default=",".join(TABLES))
+    parser.add_argument("--tables", default=",".join(TABLES), help="names, or development for those of that file")
+    parser.add_argument("--methods", default=",".join(CONTESTANTS), help="contestants")
     parser.add_argument("--epsilon", default="0.1,0.5,1,2,4")
     parser.add_argument("--seeds", type=int, default=1, help="how many, from 0 on")
     parser.add_argument("--rows", type=int, default=12_000, help="most rows of a table")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--modeldata", metavar="FOLDER", help="wa_churn.csv, credit_data.csv and hpc_data.csv")
     options = parser.parse_args()
-    tables, unknown = [], set(options.tables.split(",")) - set(TABLES)
-    if unknown:
-        parser.error(f"argument --tables: {sorted(unknown)} are not known; choose from {', '.join(TABLES)}")
-    for name in options.tables.split(","):
+    wanted = development.TABLES if options.tables == "development" else options.tables.split(",")
+    for name, given, known in (("tables", wanted, KNOWN), ("methods", options.methods.split(","), CONTESTANTS)):
+        if unknown := sorted(set(given) - set(known)):
+            parser.error(f"argument --{name}: {unknown} are not known; choose from {', '.join(known)}")
+    tables = []
+    for name in wanted:
         try:
             table(name, 0, options.modeldata)
             tables.append(name)

@@ -20,8 +20,10 @@ FOLDERS = [
     "recipes",
     "estimator",
     "results",
+    "engines",
     "choosing",
     "audit",
+    "service",
     "cli",
 ]
 

@@ -137,15 +137,40 @@ def choose(task: Task, seed: int) -> Iterator[Candidate]:
     yield kernel(task, seed, 0)
     rival = kernel(task, seed, _COSINES)
     yield rival
-    # A booster cannot be told of a class that nobody answered.
-    classes, seen = task.private.num_classes, np.unique(task.private.hard()[task.learning])
-    if task.rows.shape[1] <= _MOST_COLUMNS and len(seen) == classes:
+    classes = task.private.num_classes
+    if _for_trees(task):
         usual, *others = _BOOSTING
         yield (trees := boosting(task, seed, usual))
         # Trees take their time, above all with many classes; their settings matter where they come near the kernel.
         if trees.likelihood + math.log(classes) > _NEAR * (rival.likelihood + math.log(classes)):
             for settings in others if classes <= _FEW_CLASSES else ():
                 yield boosting(task, seed, settings)
+
+
+def adapting(task: Task, seed: int, folds: int = 3) -> tuple[float, float]:
+    """Return what responses say of the table, by learners that do not and that do adapt to it, in nats.
+
+    Log-likelihoods of all rows' responses, each judged by what the other folds taught, less those of a guess. The first
+    is the better of ridge regression on the columns and on cosines of all of them alike, which is what a moment sees,
+    too; the second the better of a kernel with weights of columns and trees.
+    """
+    order, least = np.random.default_rng(seed).permutation(len(task.rows)), math.log(task.private.num_classes)
+    found = np.zeros(4)
+    for fold in range(folds):
+        held = np.arange(len(order)) % folds == fold
+        part = Task(task.rows, task.private, order[~held], order[held])
+        ways = [kernel(part, seed, 0), kernel(part, seed, _FEW_COSINES, rounds=0), kernel(part, seed, _FEW_COSINES)]
+        if _for_trees(part):
+            ways.append(boosting(part, seed, _BOOSTING[0]))
+        judged = [held.sum() * (way.likelihood + least) for way in ways]
+        found += [*judged, *[-math.inf] * (len(found) - len(judged))]
+    return float(max(found[:2])), float(max(found[2:]))
+
+
+def _for_trees(task: Task) -> bool:
+    """Return whether trees are grown: from few columns, and where each class was answered, else they do not know it."""
+    seen = np.unique(task.private.hard()[task.learning])
+    return task.rows.shape[1] <= _MOST_COLUMNS and len(seen) == task.private.num_classes
 
 
 # -- kernels ---------------------------------------------------------------------------------------------------------
@@ -205,14 +230,14 @@ class _Tried:
     sums: tuple[Tensor, Tensor]
 
 
-def kernel(task: Task, seed: int, cosines: int) -> Candidate:
-    """Search width, ridge and the weights of columns on some rows; judge the best with all cosines."""
+def kernel(task: Task, seed: int, cosines: int, rounds: int = _ROUNDS) -> Candidate:
+    """Search width, ridge and, in so many rounds, weights of columns on some rows; judge the best with all cosines."""
     targets = unbiased_labels(task.private, task.rows.device)
     some = task.learning[:_MOST_TRIED]
     weights, few = torch.ones_like(task.rows[0]), min(_FEW_COSINES, cosines, 50 + len(some))
     best = _best(task, targets, some, weights, _WIDTHS if cosines else _WIDTHS[:1], _RIDGES, few, seed)
     last, kept = best, weights
-    for _ in range(_ROUNDS if cosines else 0):
+    for _ in range(rounds if cosines else 0):
         numbers = torch.from_numpy(some[:_ROWS_OF_SLOPES]).to(task.rows.device)
         weights = last.kernel.slopes(task.rows[numbers])
         near = [last.width * step for step in (0.65, 1.0, 1.5)], [last.ridge * step for step in (0.32, 1.0, 3.2)]
@@ -236,7 +261,8 @@ def kernel(task: Task, seed: int, cosines: int) -> Candidate:
 
     judged = task.judged(replace(best.kernel, weight=scale * best.kernel.weight).logits)
     shape = f"kernel of width {best.width:.2g}, " if cosines else "linear, "
-    return Candidate(f"{shape}ridge {best.ridge:.2g}", judged, refit, lambda other: kernel(other, seed, cosines))
+    again = functools.partial(kernel, seed=seed, cosines=cosines, rounds=rounds)
+    return Candidate(f"{shape}ridge {best.ridge:.2g}", judged, refit, again)
 
 
 def _best(task: Task, targets: Tensor, numbers: npt.NDArray[np.intp], weights: Tensor, widths: Sequence[float],

@@ -23,6 +23,8 @@ from labeldp.releases import NoisyErrors, NoisyScores
 
 # Unless it is asked for: no part of fewer rows than this is set aside, else a tenth, and at most so many.
 FEWEST_ROWS, SHARE, MOST_ROWS = 1_000, 0.1, 20_000
+# Asked for: fewer rows than this say nothing about a model, whatever ε.
+FEWEST_MEASURED = 10
 # Score bins of one predicted class, and deviations of noise on a bin's total that a bin must have in rows.
 _MOST_BINS, _ABOVE_NOISE = 10, 4.0
 # Beyond this many classes a confusion matrix is mostly noise: one group holds all rows.

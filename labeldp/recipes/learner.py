@@ -22,7 +22,7 @@ from torch import Tensor
 
 from labeldp.core.vault import LabelVault
 from labeldp.features.kernels import standardiser
-from labeldp.learning.learners import Candidate, Learnt, Task, choose, own, taught
+from labeldp.learning.learners import Learnt, Task, choose, own, taught
 from labeldp.learning.progress import Progress, Report
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes.arguments import check_inputs, checked
@@ -125,13 +125,13 @@ def train(
         )
     if len(given) == 1:
         return Taught(*view, taught(given[0], view(features), private), repr(given[0]), ())
-    return teach(features, private, view, given, seed, report)[0]
+    return teach(features, private, view, given, seed, report)
 
 
 def teach(
     features: Tensor, private: NoisyLabels, view: View, given: Sequence[Any], seed: int, report: Report | None
-) -> tuple[Taught, Candidate]:
-    """Return what the learner that predicts held-out responses best learns from all, and how it was found.
+) -> Taught:
+    """Return what the learner that predicts held-out responses best learns from all.
 
     Args:
         features: public, (n, p), of the rows that responded.
@@ -145,8 +145,7 @@ def teach(
             told = f"{candidate.name}: held-out log-likelihood {candidate.likelihood:.5f}"
             report(Progress("learner", told, time.perf_counter() - begun))
     best = max(found, key=lambda candidate: candidate.likelihood)
-    judged = tuple((candidate.name, candidate.likelihood) for candidate in found)
-    return Taught(*view, best.refit(), best.name, judged), best
+    return Taught(*view, best.refit(), best.name, tuple((one.name, one.likelihood) for one in found))
 
 
 def check_learner(learner: Any, rows: Tensor, classes: int) -> None:

@@ -24,7 +24,7 @@ from labeldp.recipes import one_shot
 from labeldp.recipes.arguments import checked
 from labeldp.recipes.one_shot import OneShot, Tune, check_count, check_features
 
-COSINES, WIDTH = 800, 1.2
+COSINES, WIDTH = 1000, 0.6
 # Rows of which the bandwidth is found, where features are made as they are needed.
 _FEW_ROWS = 20_000
 

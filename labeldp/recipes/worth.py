@@ -207,34 +207,43 @@ def of_either(case: Case, epsilon: float) -> float:
 
 
 def moment_leads(case: Case, epsilon: float) -> bool:
-    """Return whether one moment was measured to be ahead on such tables: responses would say next to nothing.
+    """Return whether one moment, with cosines, was measured to be ahead on such tables: responses would say too little.
 
     Not where noise leaves so few directions that none can be spared for cosines.
     """
-    enough = _many_rows(case) and case.delta > 0 and epsilon * case.num_rows / case.num_classes >= _FEW_DIRECTIONS
-    return enough and not _responses_say_enough(case, epsilon)
+    enough = case.delta > 0 and epsilon * case.num_rows / case.num_classes >= _FEW_DIRECTIONS
+    return _many_rows(case) and enough and not (responses_lead(case, epsilon) or pilot_pays(case, epsilon))
 
 
 def responses_lead(case: Case, epsilon: float) -> bool:
-    """Return whether responses were: nearly every one of them is right."""
-    return _many_rows(case) and response_labels(1, case.num_classes, epsilon) >= _CLEAR
+    """Return whether responses were, or hardly behind where they were not."""
+    told = responses_say_more(case.num_rows, case.num_classes, epsilon)
+    return _many_rows(case) and told and not pilot_pays(case, epsilon)
 
 
 def pilot_pays(case: Case, epsilon: float) -> bool:
-    """Return whether only the table itself can tell, by a pilot."""
-    unclear = _responses_say_enough(case, epsilon) and not responses_lead(case, epsilon)
-    return _many_rows(case) and case.delta > 0 and unclear
+    """Return whether the table itself can tell: its responses say much in all, though one alone does not.
+
+    Of fewer rows a pilot costs a moment more than its verdict is worth: where there is enough to see in a fifth of
+    them, responses of all are hardly behind a moment on any table.
+    """
+    unclear = response_labels(1, case.num_classes, epsilon) < _CLEAR
+    worth = response_labels(case.num_rows, case.num_classes, epsilon)
+    many = _many_rows(case) and case.num_rows >= _PILOTED_ROWS and worth >= _PILOTED_LABELS
+    return many and case.delta > 0 and unclear
+
+
+def responses_say_more(num_rows: int, num_classes: int, epsilon: float) -> bool:
+    """Return whether responses were ahead on most tables with as many clean labels per class in them at this ε.
+
+    >>> responses_say_more(9000, 2, 1.0), responses_say_more(9000, 2, 0.5), responses_say_more(9000, 26, 2.0)
+    (True, False, True)
+    """
+    return response_labels(num_rows, num_classes, epsilon) / num_classes >= _PER_CLASS * epsilon**-_FALLING
 
 
 def _many_rows(case: Case) -> bool:
-    return case.modality == "table" and _PILOTED_ROWS <= case.num_rows <= _MOST_ROWS
-
-
-def _responses_say_enough(case: Case, epsilon: float) -> bool:
-    """Return whether responses of a class are worth many clean labels, or some and each of them much of one."""
-    each = response_labels(1, case.num_classes, epsilon)
-    per_class = each * case.num_rows / case.num_classes
-    return per_class >= _PILOTED_LABELS or (each >= _MUCH and per_class >= _PILOTED_LABELS / 4)
+    return case.modality == "table" and _LEAST_ROWS <= case.num_rows <= _MOST_ROWS
 
 
 def of_votes(case: Case, epsilon: float) -> float:
@@ -255,9 +264,11 @@ def of_gradients(of_nets: float, of_heads: float) -> Worth:
 _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # Rows up to which cosines and learners were tried, and fit in memory without a thought.
 _MOST_ROWS = 100_000
-# Rows and clean labels per class from which a pilot was right more often than formulas, the share of a clean label in a
-# response from which a quarter of that will do, and the one from which responses were ahead or nearly so; and nε/K up
-# to which cosines cost more than they tell (benchmarks/tabular.py).
-_PILOTED_ROWS, _PILOTED_LABELS, _MUCH, _CLEAR, _FEW_DIRECTIONS = 1000, 200.0, 0.2, 0.8, 30.0
+# Rows from which methods were compared, and nε/K up to which cosines cost more than they tell; clean labels per class
+# from which responses were ahead at ε = 1, and how fast that falls with ε (benchmarks/development.py).
+_LEAST_ROWS, _FEW_DIRECTIONS, _PER_CLASS, _FALLING = 1000, 30.0, 120.0, 3.3
+# Of a pilot: rows and clean labels in their responses from which it pays, and the share of one in a response from which
+# responses are taken anyway.
+_PILOTED_ROWS, _PILOTED_LABELS, _CLEAR = 15_000, 2500.0, 0.4
 # LP-2ST does about as well as LP-1ST would with this many times the labels (experiments/results, ε = 1 and 2).
 PRIOR_GAIN = 1.3

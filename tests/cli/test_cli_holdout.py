@@ -50,7 +50,7 @@ def test_the_report_draws_it(place, tmp_path):
     page = (tmp_path / "page.html").read_text()
     for title in ("Confusion matrix", "ROC curve", "Reliability diagram"):
         assert f"<title>{title}</title>" in page
-    assert "On 200 rows that were set aside" in page
+    assert "of 200 rows that were set aside." in page
     assert "By class, on rows set aside" in page
     assert "Trained on 1,800 secret labels" in page
 
@@ -71,7 +71,7 @@ def test_none_where_it_is_not_wanted(place, tmp_path, capsys):
     assert [group.rows for group in read_certificate(tmp_path / "none" / "certificate.json").groups] == [2000]
 
 
-@pytest.mark.parametrize("holdout", ["-1", "half", "1.5", "2000"])
+@pytest.mark.parametrize("holdout", ["-1", "half", "1.5", "2000", "2"])
 def test_what_is_no_part_is_refused_in_one_sentence(place, tmp_path, capsys, holdout):
     assert train(place / "t.csv", tmp_path / "refused", "--holdout", holdout) == 2
     assert "holdout=" in capsys.readouterr().err

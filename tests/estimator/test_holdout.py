@@ -94,7 +94,7 @@ def test_none_below_a_thousand_rows_and_none_where_it_is_not_wanted():
     assert model(holdout=50).fit(X[:500], Y[:500][::-1]).evaluation_.rows == 50
 
 
-@pytest.mark.parametrize("holdout", [1.5, -1, 1200, "half", True, 1199])
+@pytest.mark.parametrize("holdout", [1.5, -1, 1200, "half", True, 1199, 2, 0.005])
 def test_what_is_no_part_is_refused_before_anything_is_spent(holdout):
     vault = LabelVault(CODES, 2)
     with pytest.raises(ValueError, match="holdout="):
@@ -106,7 +106,7 @@ def test_numbers_are_measured_too():
     x = np.random.default_rng(0).normal(size=(6000, 3))
     fitted = LabelDPRegressor(2.0, (-4, 4), 1e-6, random_state=0).fit(x, np.clip(x[:, 0], -4, 4))
     assert fitted.evaluation_.rows == 600
-    assert set(fitted.evaluation_.measures) == {"mean_absolute_error", "root_mean_squared_error", "r2"}
+    assert set(fitted.evaluation_.measures) == {"mean_absolute_error", "root_mean_squared_error", "r2", "at_bounds"}
     fresh = np.random.default_rng(1).normal(size=(6000, 3))
     error, found = (
         np.abs(fitted.predict(fresh) - fresh[:, 0]).mean(),

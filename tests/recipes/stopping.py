@@ -67,14 +67,14 @@ def attempt(key, task, place):
     """Run the recipe in `place`, which may hold what an earlier attempt left; return what the certificate says."""
     if key == EVALUATION:
         return measured(place)
-    lead, task = (-1.0, "classes") if task == RESPONSES else (1.0, task)
+    respond, task = (True, "classes") if task == RESPONSES else (False, task)
     recipe, generator = BY_KEY[key], torch.Generator().manual_seed(0)
     labels = torch.arange(ROWS) % CLASSES
     features = torch.eye(CLASSES, 6)[labels] * 4 + torch.randn(ROWS, 6, generator=generator)
     images = torch.rand(ROWS, 1, 8, 8, generator=generator)
     model, vault = None, sealed(task, place / "budgets.db")
     # Whatever was drawn, a pilot decides for the same, so that attempts can be compared.
-    with job.public_seed(0), mock.patch.object(pilot, "_lead", return_value=lead):
+    with job.public_seed(0), mock.patch.object(pilot, "_respond", return_value=respond):
         if recipe.needs_images:
             model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
         settings = {**settings_of(key, task), "folder": place / "run"}

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from labeldp.core.certificate import verify
-from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.vault import LabelVault
 from labeldp.recipes import one_shot, pilot
@@ -29,11 +28,11 @@ def quick(monkeypatch):
     monkeypatch.setattr(pilot, "_PLAYED", 1500)
 
 
-def settled(monkeypatch, moment, responses):
-    """Let the play end like this."""
-    # Of features alone it is worse, so that cosines are taken.
-    monkeypatch.setattr(pilot, "_moment_played", lambda *given: moment * (given[-1].shape[1] > 3))
-    monkeypatch.setattr(pilot, "_responses_played", lambda *given: responses)
+def settled(monkeypatch, moment):
+    """Let the pilot decide like this."""
+    monkeypatch.setattr(pilot, "adapting", lambda *given: (100.0, 100.0 if moment else 200.0))
+    # Of features alone a moment is worse, so that cosines are taken.
+    monkeypatch.setattr(pilot, "_played", lambda *given: 0.5 + 0.1 * (given[-1].shape[1] > 3))
 
 
 def right(found):
@@ -51,7 +50,7 @@ def paid(vault):
 
 @pytest.mark.parametrize("moment", [False, True])
 def test_every_row_pays_once_and_the_claim_is_epsilon(monkeypatch, moment):
-    settled(monkeypatch, float(moment), 0.5)
+    settled(monkeypatch, moment)
     vault = LabelVault(CROSSED, 2, Budget(2.0, DELTA))
     found = pilot.train(X, vault, epsilon=2.0, delta=DELTA, share=0.2)
     assert found.pilot == 600
@@ -66,13 +65,13 @@ def test_every_row_pays_once_and_the_claim_is_epsilon(monkeypatch, moment):
 
 def test_responses_of_the_pilot_are_not_lost(monkeypatch):
     """All rows are taught, each by its own response: at a large ε responses are the labels themselves."""
-    settled(monkeypatch, 0.0, 1.0)
+    settled(monkeypatch, moment=False)
     seen = []
     monkeypatch.setattr(pilot, "teach", lambda *given: seen.append(given) or teach(*given))
     found = pilot.train(X, LabelVault(CROSSED, 2), epsilon=20.0, delta=DELTA, share=0.3)
-    assert [len(given[1]) for given in seen] == [900, 3000]
+    assert [len(given[1]) for given in seen] == [3000]
     # A planted mistake, the rest's responses before the pilot's, puts half of them on other rows' features.
-    assert (seen[1][1].responses == CROSSED.numpy()).mean() > 0.999
+    assert (seen[0][1].responses == CROSSED.numpy()).mean() > 0.999
     assert isinstance(found.found, Taught)
 
 
@@ -81,7 +80,7 @@ teach = pilot.teach
 
 @pytest.mark.parametrize("moment", [False, True])
 def test_a_stopped_run_goes_on_and_draws_nothing_twice(monkeypatch, tmp_path, moment):
-    settled(monkeypatch, float(moment), 0.5)
+    settled(monkeypatch, moment)
     where = "labeldp.recipes.one_shot.fitted" if moment else "labeldp.recipes.pilot.NoisyLabels"
     with monkeypatch.context() as patch:
         patch.setattr(where, lambda *_: 1 / 0)
@@ -90,12 +89,13 @@ def test_a_stopped_run_goes_on_and_draws_nothing_twice(monkeypatch, tmp_path, mo
     kept = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
     assert set(kept) == {"pilot.npz", "moment.npz" if moment else "responses.npz", *(["plan.npz"] if moment else [])}
     # The decision stands, even where it would be another one now.
-    settled(monkeypatch, float(not moment), 0.5)
+    settled(monkeypatch, not moment)
     vault = LabelVault(CROSSED, 2, Budget(2.0, DELTA))
     found = pilot.train(X, vault, epsilon=2.0, delta=DELTA, share=0.2, folder=tmp_path)
     assert isinstance(found.found, Lifted if moment else Taught)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")} == kept
-    assert json.loads((tmp_path / "decision.json").read_text()) == [0.0, float(moment), 0.5]
+    kept = json.loads((tmp_path / "decision.json").read_text())
+    assert kept == pytest.approx([100, 100, 0.1] if moment else [100, 200, 0])
     assert sum(paid(vault).values()) == 3000
     assert all(len(events) == 1 for events in paid(vault))
 
@@ -116,65 +116,54 @@ def test_a_share_that_is_none_is_refused(share):
     assert not any(group.queries for group in vault.ledger.groups())
 
 
-def test_what_is_played_tells_which_way_is_better():
-    """By what is known and public seeds: responses that say little lose, and so does a moment of the wrong features."""
-    known, view = Taught(torch.arange(3), torch.ones(3), ByTruth(), "truth", ()), pilot.seen_by_learners(X, None)
-    responses = LabelVault(CROSSED, 2).release(pilot.RandomizedResponse(20.0, 2))
-    _, how = teach(X, responses, view, (), 0, None)
-    likely, seen = known.probabilities(X).double(), pilot.random_cosines(X, 100)(X)
-    little, much = (pilot._responses_played(X, known, how, view, 3000, epsilon, 0) for epsilon in (0.15, 4.0))
-    noise = one_shot.noise_by_width(one_shot.noise_for(0.15, DELTA))
-    assert little < pilot._moment_played(likely, noise, 0, seen)
-    # Of the columns alone a moment sees nothing of this label, however little noise there is.
-    assert pilot._moment_played(likely, lambda _: 0.1, 0, X) < 0.6 < 0.9 < much
+def test_adapting_pays_where_two_of_many_columns_matter():
+    """By public seeds and responses of a large ε: crossed columns among idle ones, and a sum of all of them."""
+    wide = torch.randn(1500, 8, generator=torch.Generator().manual_seed(1))
+    gains = []
+    for labels in (wide[:, 0] * wide[:, 1] > 0, wide.sum(dim=1) > 0):
+        responses = LabelVault(labels.long(), 2).release(pilot.RandomizedResponse(6.0, 2))
+        fixed, adapts = pilot.adapting(pilot.Task.split(wide, responses, 0), 0)
+        assert max(fixed, adapts) > pilot._LEARNT
+        gains.append(adapts - fixed)
+        assert pilot._respond(fixed, adapts, 1500, 2, 6.0) == (len(gains) == 1)
+    assert gains[0] > 100 > 30 > gains[1]
+
+
+def test_learners_are_judged_by_responses_that_did_not_teach_them():
+    """Responses that are coins: what was learnt from them by heart would predict them, and gain."""
+    coins = LabelVault(torch.zeros(1200).long(), 2).release(pilot.RandomizedResponse(1e-6, 2))
+    found = pilot.adapting(pilot.Task.split(X[:1200], coins, 0), 0)
+    assert max(found) < pilot._LEARNT
+    # Then a formula decides, by public numbers.
+    assert pilot._respond(*found, 9000, 2, 1.0)
+    assert not pilot._respond(*found, 9000, 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "adapts", "respond"),
+    [(25, 27, False), (25, 29, True), (100, 109, False), (100, 111, True), (100, 40, False)],
+)
+def test_a_gain_has_to_be_more_than_luck_and_more_than_less_noise_makes_up_for(fixed, adapts, respond):
+    assert pilot._respond(fixed, adapts, 9000, 2, 0.5) == respond
 
 
 def test_the_moment_played_has_the_noise_of_the_real_one(monkeypatch):
-    """A planted mistake, less noise where it is played, would praise the moment."""
+    """A planted mistake, less noise where it is played, would praise the moment of more directions."""
     responses = LabelVault(CROSSED, 2).release(pilot.RandomizedResponse(6.0, 2))
-    known, _ = teach(X, responses, pilot.seen_by_learners(X, None), (), 0, None)
+    known = teach(X, responses, pilot.seen_by_learners(X, None), (), 0, None)
     likely, seen = known.probabilities(X).double(), pilot.random_cosines(X, 100)(X)
-    ways = [pilot._moment_played(likely, lambda _, std=std: std, 0, seen) for std in (0.1, 20.0, 1000.0)]
+    ways = [pilot._played(likely, lambda _, std=std: std, 0, seen) for std in (0.1, 20.0, 1000.0)]
     assert ways[0] > ways[1] > ways[2]
     assert ways[0] > 0.85
     assert ways[2] < 0.75
+    # Of the columns alone a moment sees nothing of this label, however little noise there is.
+    assert pilot._played(likely, lambda _: 0.1, 0, X) < 0.6
     noise = one_shot.noise_by_width(one_shot.noise_for(0.05, DELTA))(100)
     played = []
-    monkeypatch.setattr(pilot, "_moment_played", lambda *given: played.append(given[1](100)) or 0.0)
-    monkeypatch.setattr(pilot, "_responses_played", lambda *given: 1.0)
+    monkeypatch.setattr(pilot, "_played", lambda *given: played.append(given[1](100)) or 0.0)
+    monkeypatch.setattr(pilot, "adapting", lambda *given: (100.0, 100.0))
     pilot.train(X, LabelVault(CROSSED, 2), epsilon=0.05, delta=DELTA)
     assert played == [noise, noise]
-
-
-def test_fewer_rows_are_played_with_responses_that_say_as_much():
-    """As many clean labels are in the responses played as in those of all rows: within five deviations, 6e-7."""
-    seen = []
-
-    class Stub:
-        def again(self, task):
-            seen.append(task)
-            raise ZeroDivisionError
-
-    known = Taught(torch.arange(3), torch.ones(3), ByTruth(), "truth", ())
-    view = pilot.seen_by_learners(X, None)
-    for rows, epsilon in ((3000, 1.0), (6000, 0.5)):
-        with pytest.raises(ZeroDivisionError):
-            pilot._responses_played(X, known, Stub(), view, rows, epsilon, 0)
-        task, keeps = seen[-1], math.tanh(epsilon / 2)
-        truth = (task.rows[:, 0] * task.rows[:, 1] > 0).long().numpy()
-        signal = 2 * (task.private.hard() == truth).mean() - 1
-        count = len(truth)
-        assert signal**2 * count == pytest.approx(keeps**2 * rows, abs=5 * 2 * signal * math.sqrt(count))
-        # The channel says what was done.
-        assert task.private.channel.event() == PureDP(task.private.channel.epsilon)
-        assert math.tanh(task.private.channel.epsilon / 2) == pytest.approx(keeps * math.sqrt(rows / count), rel=1e-6)
-
-
-class ByTruth:
-    """A model that knows the label."""
-
-    def logits(self, rows):
-        return torch.stack([torch.zeros(len(rows)), torch.where(rows[:, 0] * rows[:, 1] > 0, 50.0, -50.0)], dim=1)
 
 
 def test_rows_of_the_pilot_do_not_depend_on_labels():
