@@ -21,8 +21,10 @@ FOLDERS = [
     "engines",
     "estimator",
     "results",
+    "engines",
     "choosing",
     "audit",
+    "service",
     "cli",
 ]
 

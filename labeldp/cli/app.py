@@ -14,6 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import click
 
+from labeldp.cli.access import access, logs
 from labeldp.cli.accounting import calibrate, epsilon
 from labeldp.cli.audit import audit
 from labeldp.cli.budget import budget
@@ -26,6 +27,7 @@ from labeldp.cli.privatize import privatize
 from labeldp.cli.ranks import launched
 from labeldp.cli.report import report
 from labeldp.cli.reproduce import reproduce_table
+from labeldp.cli.serve import health, serve
 from labeldp.cli.train import train
 from labeldp.cli.verify import verify
 
@@ -93,7 +95,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 for _command in (
-    privatize, epsilon, calibrate, plan, train, predict, verify, report, keys, budget, audit, reproduce_table, demo
+    privatize, epsilon, calibrate, plan, train, predict, verify, report, keys, budget, audit, reproduce_table, demo,
+    serve, health, access, logs,
 ):  # fmt: skip
     cli.add_command(_command)
 takes_config(cli)

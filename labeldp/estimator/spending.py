@@ -194,6 +194,16 @@ def pay_apart(vault: LabelVault) -> bool:
     return all(getattr(store, "by_row", True) for store in vault.stores)
 
 
+def refuse_together(vault: LabelVault, method: str) -> None:
+    """Refuse a method that asks rows different things where a store charges several of them together."""
+    if not pay_apart(vault):
+        raise ValueError(
+            f"method={method!r} asks some rows for one thing and the others for another, and the store charges all of "
+            "them together (a part of a data set, or ids that repeat), so that each would pay twice; choose another "
+            "method"
+        )
+
+
 def released(vault: ReleasedLabels, epsilon: float) -> float:
     """Return the ε by which responses were drawn, or raise ValueError where their claim is more than ε allows.
 
