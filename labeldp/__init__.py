@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from labeldp.mechanisms.users import UserVault, cap_rows
     from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
     from labeldp.releases import NoisyCounts, NoisyGradient, NoisyLabels, NoisyMoments
+    from labeldp.results.saved import load
 
 
 __version__ = metadata.version("labeldp")
@@ -67,6 +68,7 @@ __all__ = [
     "__version__",
     "cap_rows",
     "choose",
+    "load",
     "privatize",
     "read_private",
 ]
@@ -91,6 +93,7 @@ _HOMES = {
     "mechanisms.users": ("UserVault", "cap_rows"),
     "mechanisms.vectors": ("BitFlip", "LaplaceOneHot"),
     "releases": ("NoisyCounts", "NoisyGradient", "NoisyLabels", "NoisyMoments"),
+    "results.saved": ("load",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

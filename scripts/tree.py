@@ -18,10 +18,13 @@ FOLDERS = [
     "learning",
     "models",
     "recipes",
+    "engines",
     "estimator",
     "results",
+    "engines",
     "choosing",
     "audit",
+    "service",
     "cli",
 ]
 

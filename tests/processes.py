@@ -9,7 +9,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # What is not installed is left out.
 CONTEXT.set_forkserver_preload([
     "pytest", "labeldp.budgets.store", "labeldp.budgets.journal", "labeldp.mechanisms.counts",
-    "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg",
+    "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", "labeldp.service.client",
+    "labeldp.service.server",
 ])  # fmt: skip
 
 

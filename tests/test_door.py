@@ -19,8 +19,8 @@ PERIMETER = ("data", "core", "mechanisms")
 FROM_DATA = {
     "benchmarks": None,
     "columns": {
-        "Layout", "comes_in_parts", "conformed", "is_frame", "names_of", "parts_of", "read_array", "read_frame",
-        "read_like", "take_rows",
+        "MISSING", "Layout", "arrow_table", "comes_in_parts", "conformed", "is_frame", "names_of", "parts_of",
+        "read_array", "read_frame", "read_like", "take_rows",
     },
     "csv": set(),
     "door": None,
@@ -31,8 +31,9 @@ FROM_DATA = {
     "open_rows": None,
     "parquet": set(),
     "parquet_folder": set(),
+    "partitions": None,
     "released": None,
-    "request": {"FORMAT", "Report", "Request", "TableError", "checked", "column_advice", "listed"},
+    "request": {"FORMAT", "Report", "Request", "TableError", "checked", "column_advice", "listed", "refusing"},
     "stored": {"StoredTable", "read_like", "some_of", "whole_of"},
     "table_files": set(),
     "tables": None,

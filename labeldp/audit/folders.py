@@ -176,7 +176,9 @@ class _Again:
             self._seen, self._shown = estimator._encode(estimator._read(features, reset=False))
         else:
             features = self._seen = self._shown = coded
-        predicted, self._groups = estimator.predict(features), result.certificate.groups
+        # Classes by number, whatever an estimator of the user's calls them.
+        predicted = estimator.predict_proba(features).argmax(axis=1) if model.classes else estimator.predict(features)
+        self._groups = result.certificate.groups
         if own is not None:
             # Rows that were set aside were not trained on, and what they paid was not paid by training.
             held = rows_set_aside(len(predicted), own.rows, self._public_seed)

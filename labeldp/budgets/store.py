@@ -60,6 +60,7 @@ from labeldp.budgets.tables import (
     user_name,
     whole_line,
 )
+from labeldp.core.display import at_most, table
 from labeldp.core.events import Event, Queries
 from labeldp.core.ledger import Budget, BudgetExceededError, Charged, Ledger, RowIndex, Unit, check_budget
 from labeldp.core.vault import LabelVault, digest
@@ -111,6 +112,16 @@ worst row to epsilon=2; nothing was charged. Ask for less than is left
 
     def __repr__(self) -> str:
         return f"BudgetStore({self._database.name!r})"
+
+    def _repr_html_(self) -> str:
+        head = ("data set", "labels", "ε budget", "ε spent", "ε left", "δ", "charges")
+        lines: list[tuple[object, ...]] = []
+        for one in self.datasets():
+            spent, most = self.epsilon(one.name), one.budget
+            left = max(0.0, most.epsilon - spent)
+            numbers = (at_most(most.epsilon), at_most(spent), f"{left:.6g}", at_most(most.delta))
+            lines.append((one.name, f"{one.units:,} {one.unit.counted}", *numbers, one.charges))
+        return table(f"Budgets in {self._database.name}", lines, head)
 
     @property
     def id(self) -> str:

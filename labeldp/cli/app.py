@@ -10,9 +10,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 
 import click
 
+from labeldp.cli.access import access, logs
 from labeldp.cli.accounting import calibrate, epsilon
 from labeldp.cli.audit import audit
 from labeldp.cli.budget import budget
@@ -22,8 +24,10 @@ from labeldp.cli.options import OptionError, Refusal, takes_config
 from labeldp.cli.plan import plan
 from labeldp.cli.predict import predict
 from labeldp.cli.privatize import privatize
+from labeldp.cli.ranks import launched
 from labeldp.cli.report import report
 from labeldp.cli.reproduce import reproduce_table
+from labeldp.cli.serve import health, serve
 from labeldp.cli.train import train
 from labeldp.cli.verify import verify
 
@@ -51,6 +55,11 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the `labeldp` command and end the process; a termination counts as an interruption."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if launched() and os.environ["RANK"] != "0":
+        # One rank speaks. Training alone is shared: any other command is the first rank's, or it would be done twice.
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            sys.exit(run(given) if train.name in given[:1] else 0)
     sys.exit(run(arguments))
 
 
@@ -86,7 +95,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 for _command in (
-    privatize, epsilon, calibrate, plan, train, predict, verify, report, keys, budget, audit, reproduce_table, demo
+    privatize, epsilon, calibrate, plan, train, predict, verify, report, keys, budget, audit, reproduce_table, demo,
+    serve, health, access, logs,
 ):  # fmt: skip
     cli.add_command(_command)
 takes_config(cli)

@@ -24,7 +24,6 @@ from labeldp.cli.options import (
     Method,
     Names,
     OptionError,
-    check_device,
     check_range,
     delimiter_of,
     needed_training,
@@ -33,6 +32,7 @@ from labeldp.cli.options import (
     with_rows,
 )
 from labeldp.cli.progress import shown
+from labeldp.cli.ranks import help_out, in_step, read_by_all, who_trained
 from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
 from labeldp.results.card import counted
 
@@ -46,6 +46,34 @@ _ROOM = 64 << 20
 Report = Callable[[Any], None]
 # Shares of rows set aside from which a summary doubts the labels: of one class, and cut off at the declared range.
 _ONE_CLASS, _CUT_OFF = 0.99, 0.01
+
+
+def with_vault(command: Any) -> Any:
+    """Add the options that say which service has the labels."""
+    for option in (
+        click.option(
+            "--root-certs",
+            type=click.Path(path_type=Path),
+            help="PEM of who signed the service's certificate.  [default: the system's own]",
+        ),
+        click.option(
+            "--dataset", help="What the service calls the labels.  [default: the table's name without its ending]"
+        ),
+        click.option(
+            "--token",
+            envvar="LABELDP_TOKEN",
+            show_envvar=True,
+            help="Of labeldp access token. Others on "
+            "this machine may see a command line: better leave it in the environment.",
+        ),
+        click.option(
+            "--vault",
+            metavar="ADDRESS",
+            help="Labels lie behind a service, labeldp serve: TABLE has no label, and its rows are known by --id.",
+        ),
+    ):
+        command = option(command)
+    return command  # fmt: skip
 
 
 @click.command()
@@ -67,6 +95,7 @@ _ONE_CLASS, _CUT_OFF = 0.99, 0.01
 @click.option("--holdout", type=HOLDOUT, help="Rows to set aside and measure the model with, a share or a number. "
               "Their labels pay for that only, so it costs no privacy; 0 for none.  [default: a tenth, at most 20,000; "
               "none below 1,000 rows, with --user, and where a store charges rows together]")  # fmt: skip
+@with_vault
 @click.option("--certificate", type=click.Path(path_type=Path), help="Of a TABLE that labeldp privatize wrote.  "
               "[default: beside it]")  # fmt: skip
 @click.option("--class-weight", type=Names(), metavar="CLASS=WEIGHT,...", help="How much classes count, "
@@ -84,7 +113,7 @@ _ONE_CLASS, _CUT_OFF = 0.99, 0.01
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, and nothing else.")
 @click.pass_context
-def train(
+def train(  # noqa: PLR0915 - one statement for each thing that can be said
     ctx: click.Context,
     table: str | None,
     label: str | None,
@@ -97,6 +126,10 @@ def train(
     method: str,
     test: Path | None,
     holdout: float | None,
+    vault: str | None,
+    token: str | None,
+    dataset: str | None,
+    root_certs: Path | None,
     certificate: Path | None,
     class_weight: tuple[str, ...] | None,
     drop: tuple[str, ...] | None,
@@ -130,6 +163,7 @@ def train(
     labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
     labeldp train flats.csv --label rent --task regression --range 0 3000 --epsilon 1 --out model
     labeldp train private.parquet --out model
+    labeldp train features.parquet --vault grpc+tls://labels.example.org:8815 --id patient_id --epsilon 1 --out model
     labeldp predict model new.csv --out predictions.csv
     labeldp verify model
     """
@@ -140,7 +174,7 @@ def train(
 
     if table is None:
         raise OptionError("TABLE is missing: name the Parquet or CSV file to train on, as in: labeldp train my.csv")
-    note = find_certificate(table, certificate)
+    note = None if vault is not None else find_certificate(table, certificate)
     if epsilon is None and note is None:
         raise OptionError(
             "--epsilon is missing: say how private one label must be, for example --epsilon 1. (If TABLE is what "
@@ -157,32 +191,42 @@ def train(
         data = _released(table, note, task, {"label": label, "classes": classes, "epsilon": epsilon}, how)
         epsilon = data.vault.certificate().epsilon
     assert epsilon is not None
+    idle = {"label": label, "classes": classes, "range": bounds, "user": user, "store": store, "key": key}
+    if vault is not None:
+        refuse_idle("labels behind a service (--vault)", certificate=certificate, **idle)
+        data, delta = _behind(vault, table, token, dataset, root_certs, {**how, "delimiter": delimiter}, delta)
+        task, bounds = TASKS[data.bounds is not None], data.bounds
+    else:
+        refuse_idle("labels that lie in TABLE", dataset=dataset, **{"root-certs": root_certs})
     _check_task(task, method, None if note else classes, bounds, delta)
     signer, delimiter = signing_key(sign), delimiter_of(delimiter)
-    check_device(device)
+    team, device = ctx.with_resource(in_step(device, table))
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
+    read = partial(_data, label=label, classes=classes, bounds=bounds, how={**how, "delimiter": delimiter}, known=data)
+    if team is not None and not team.first:
+        help_out(team, partial(read, table), dry_run, epsilon, partial(_weights, class_weight or ()),
+                 {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout})  # fmt: skip
+        return
     with (
         table_file(table) as path,
         RunFolder(out, stopped) as kept,
         drafting(out) as draft,
         _progress(table, epsilon, quiet or as_json) as report,
     ):
-        if data is None:
-            data = _data(path, label, classes, bounds, how | {"delimiter": delimiter}, _rows_read(report, begun))
+        data = read_by_all(team, partial(read, path, report=_rows_read(report, begun)))
         paid_by = None
-        if isinstance(data.vault, LabelVault):
+        if isinstance(data.vault, LabelVault) and vault is None:
             # A store knows users by the ids of users, and rows by those of rows.
             ids = data.ids if user is None or id_column is None else read_ids(Path(path), user, delimiter)
             paid_by = store_of(table, store, key, data.vault, ids)
         weights = _weights(class_weight or (), data.classes)
         training = needed_training()
         if dry_run:
-            what, use = ("label", "trained on") if note is None else ("response", "learnt from")
-            click.echo(f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing written.")
-            if data.readings and not (quiet or as_json):
-                click.echo(listing(data.readings, data.note))
+            click.echo(_could(table, data, released=note is not None, briefly=quiet or as_json))
             return
-        settings = option_values(ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test"))
+        settings = option_values(
+            ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test", "token", "root-certs")
+        )
         folder = kept.of({**settings, "features": features_digest(data.features)})
         # Held until the model is written: a disk that is full then would cost the whole epsilon for nothing.
         with Room(draft.path / "model", _ROOM):
@@ -190,14 +234,24 @@ def train(
                 data, epsilon, delta=delta, method=method, device=device, seed=seed, store=paid_by,
                 note=f"train {out.name}", report=report, folder=folder, holdout=holdout, weights=weights,
             )  # fmt: skip
-        run = {**option_values(ctx, without=("out", "quiet", "json", "dry-run")), "epsilon": epsilon}
+        # What kind of label it is, the service says.
+        told = ("out", "quiet", "json", "dry-run", "token", *(("task",) if vault is not None else ()))
+        run = {**option_values(ctx, without=told), "epsilon": epsilon}
         result = training.result_of(data, model, epsilon, delta, run)
         written = draft.write(result, signer)
     if as_json:
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
         click.echo(json.dumps({**found, "certificate": written.to_json()}))
     elif not quiet:
-        click.echo(_summary(result, out, data, time.perf_counter() - begun, paid_by is not None))
+        told = _summary(result, out, data, time.perf_counter() - begun, (paid_by or vault) is not None)
+        click.echo(told + who_trained(team, result.story.method))
+
+
+def _could(table: str, data: PrivateData, released: bool, briefly: bool) -> str:
+    """Return what a dry run says."""
+    what, use = ("response", "learnt from") if released else ("label", "trained on")
+    said = f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing written."
+    return f"{said}\n{listing(data.readings, data.note)}" if data.readings and not briefly else said
 
 
 def _check_task(
@@ -236,11 +290,17 @@ def _data(
     classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
     how: Mapping[str, Any],
-    report: Callable[[int], None] | None,
+    report: Callable[[int], None] | None = None,
+    known: PrivateData | None = None,
 ) -> PrivateData:
-    """Read the table or data set; `how` are the arguments of `labeldp.data.read` that only tables take."""
+    """Read the table or data set; `how` are the arguments of `labeldp.data.read` that only tables take.
+
+    What is `known` was read before.
+    """
     from labeldp.data.door import NAMES, read
 
+    if known is not None:
+        return known
     if table in NAMES and not Path(table).exists():
         idle = {"label": label, "classes": classes, **how}
         given = [{"users": "--user", "ids": "--id"}.get(name, f"--{name}") for name, value in idle.items() if value]
@@ -276,6 +336,47 @@ def _rows_read(report: Report | None, begun: float) -> Callable[[int], None] | N
     from labeldp.learning.progress import Progress
 
     return lambda rows: report(Progress("reading", f"{rows:,} rows", time.perf_counter() - begun))
+
+
+def _behind(
+    address: str,
+    table: str,
+    token: str | None,
+    dataset: str | None,
+    root_certs: Path | None,
+    how: Mapping[str, Any],
+    delta: float | None,
+) -> tuple[PrivateData, float | None]:
+    """Read a table without a label, whose labels lie behind a service; return δ as well, as the service allows it."""
+    from labeldp.budgets.calibrate import SMALLEST_DELTA, usual_delta
+    from labeldp.data.door import beside, read_ids
+    from labeldp.service.client import Connection, RemoteVault
+
+    if how["ids"] is None:
+        raise OptionError("--id is missing: rows are known to the service by the ids in a column of the table")
+    if not token:
+        raise OptionError("--token is missing: ask the data owner for one, and put it into LABELDP_TOKEN")
+    if not Path(table).is_file():
+        raise OptionError(f"there is no file {table!r}; name the Parquet or CSV file that has the features")
+    called, delimiter = dataset or Path(table).name.partition(".")[0], delimiter_of(how["delimiter"])
+    certs = None if root_certs is None else root_certs.read_bytes()
+    facts = Connection(address, token, certs).act("describe", dataset=called)
+    bounds = None if facts["bounds"] is None else (float(facts["bounds"][0]), float(facts["bounds"][1]))
+
+    def labels() -> RemoteVault:
+        ids = read_ids(Path(table), how["ids"], delimiter)
+        return RemoteVault(address, token=token, dataset=called, ids=ids, root_certs=certs)
+
+    kinds = {name: how[name] for name in ("number", "category", "text", "date")}
+    rest = {name: how[name] for name in ("users", "ids", "drop", "test")}
+    data = beside(
+        Path(table), facts["label"], facts["classes"], labels, bounds,
+        kinds=kinds, delimiter=delimiter, apart=True, **rest,
+    )  # fmt: skip
+    most = float(facts["budget"]["delta"])
+    if delta is None:
+        delta = min(usual_delta(len(data)), most) if most >= SMALLEST_DELTA else 0.0
+    return data, delta
 
 
 def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: Mapping[str, Any]) -> PrivateData:

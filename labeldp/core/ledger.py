@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labeldp.core import filter as plan_filter
+from labeldp.core.display import budget_html
 from labeldp.core.events import Event, Queries, Query, gathered
 from labeldp.core.filter import Plans
 
@@ -203,6 +204,9 @@ class Budget:
             raise ValueError(f"epsilon={self.epsilon} is not a budget; give a number ≥ 0")
         if not 0 <= self.delta < 1:
             raise ValueError(f"delta={self.delta} is not a probability below 1; give 0 or, say, 1e-6")
+
+    def _repr_html_(self) -> str:
+        return budget_html(self)
 
     def allows(self, spent: float) -> bool:
         """Return whether this much epsilon, at the budget's own delta, is within the budget."""

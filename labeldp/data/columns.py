@@ -203,7 +203,9 @@ def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) 
         if column.kind in ("number", "date"):
             found[name] = pa.array(numbers(values, name, column, strays))
         elif column.kind in ("category", "text"):
-            found[name] = texts(values, name, "")
+            # In a CSV file an empty cell is an empty text.
+            words = texts(values, name, column.missing)
+            found[name] = pc.if_else(pc.equal(words, ""), column.missing, words) if column.missing else words
         else:
             kind = values.type
             if not types.is_fixed_size_list(kind) or kind.list_size != column.size or values.null_count:
@@ -301,6 +303,13 @@ def names_of(frame: Any) -> list[Any]:
     """Return the names of a frame's columns."""
     # An Arrow table's `columns` are the data.
     return list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
+
+
+def arrow_table(frame: Any) -> pa.Table:
+    """Return a pandas, polars or Arrow table as an Arrow table."""
+    if isinstance(frame, pa.Table):
+        return frame
+    return pa.table({str(name): _arrow_column(frame[name]) for name in names_of(frame)})
 
 
 def read_frame(frame: Any, factors: bool = False) -> list[Any]:

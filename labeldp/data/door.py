@@ -184,16 +184,20 @@ def beside(
     delimiter: str | None,
     test: Path | str | None,
     report: Callable[[int], None] | None = None,
+    apart: bool = False,
 ) -> PrivateData:
     """Read the public features of a table, and then its labels, which are sealed or were released before.
 
-    `kinds` are columns to be read as numbers, categories, text or dates; other arguments are those of `read`.
+    `kinds` are columns to be read as numbers, categories, text or dates; where labels lie `apart`, in another table or
+    process, the table has no such column. Other arguments are those of `read`.
     """
     if label in (users, ids):
         raise TableError(f"the label {label!r} cannot say whose or which a row is; name a public column for that")
     with _about(path):
+        if apart and label in open_table(path, delimiter).names:
+            raise TableError(f"the table has a column {label!r}, which is the label and lies elsewhere; take it out")
         how: dict[str, Any] = {**kinds, "delimiter": delimiter, "report": report}
-        public = read_columns(path, label, users=users, ids=ids, drop=drop, **how)
+        public = read_columns(path, None if apart else label, users=users, ids=ids, drop=drop, **how)
         features, columns, vault = public.features, public.columns, labels()
         if len(vault) != len(features):
             raise TableError(
@@ -219,7 +223,7 @@ def beside(
 @refusing
 def read_columns(
     table: Path | str,
-    label: str,
+    label: str | None,
     *,
     users: str | None = None,
     ids: str | None = None,
@@ -231,7 +235,7 @@ def read_columns(
     delimiter: str | None = None,
     report: Callable[[int], None] | None = None,
 ) -> PublicColumns:
-    """Read all columns of a file but the label, and say how each was read; arguments as for `read`.
+    """Read all columns of a file but the label, if it has one, and say how each was read; arguments as for `read`.
 
     >>> found = read_columns(adult_path(), "income")
     >>> [(one.name, one.read_as, one.missing, one.distinct) for one in found.readings[:2]]
@@ -241,8 +245,8 @@ def read_columns(
     with _about(path):
         source = open_table(path, delimiter)
         _check_named(path, source.names, label, {"drop": drop, **kinds})
-        without = dict.fromkeys((label, *(name for name in (users, ids) if name is not None), *drop))
-        if isinstance(source, ParquetFolder):
+        without = dict.fromkeys((*(name for name in (label, users, ids) if name is not None), *drop))
+        if isinstance(source, ParquetFolder) and label is not None:
             source.check_label(label)
         wanted = {name: kind for kind, names in kinds.items() for name in names}
         rows = source.lines(MANY_CELLS) if isinstance(source, CsvTable) else source.num_rows
@@ -267,11 +271,18 @@ def read_columns(
     return PublicColumns(features, columns, (*readings, *aside), note)
 
 
+def columns_of(public: pa.Table, kinds: Mapping[str, Sequence[str]]) -> PublicColumns:
+    """Say how each column of a table without labels is read; `kinds` are columns to be read as these."""
+    readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
+    columns = kept_columns(readings)
+    return PublicColumns(conformed(public, columns, strays=True), columns, readings)
+
+
 def _nobody(_: int) -> None:
     """Take a report that nobody wants."""
 
 
-def _check_named(path: Path, names: list[str], label: str, given: dict[str, Sequence[str]]) -> None:
+def _check_named(path: Path, names: list[str], label: str | None, given: dict[str, Sequence[str]]) -> None:
     """Raise TableError where an argument names a column that is not there, is the label, or was named before."""
     before: dict[str, str] = {}
     for argument, columns in given.items():

@@ -60,6 +60,7 @@ class Column:
         decimal: of numbers that are written as text.
         format: of dates that are written as text, as strptime has it; empty for others.
         absent: what stood in cells for missing numbers or dates, besides the usual (`ABSENT`).
+        missing: the category that a cell without one is.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Column:
     decimal: str = "."
     format: str = ""
     absent: tuple[str, ...] = ()
+    missing: str = ""
 
     @property
     def as_text(self) -> bool:
@@ -76,7 +78,7 @@ class Column:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; how text is written only where it matters."""
-        usual = {"decimal": ".", "format": "", "absent": ()}
+        usual = {"decimal": ".", "format": "", "absent": (), "missing": ""}
         return {name: value for name, value in asdict(self).items() if usual.get(name) != value}
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import secrets
 import time
@@ -10,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,9 @@ from labeldp.core.ledger import BudgetExceededError
 from labeldp.core.vault import LabelVault
 from labeldp.data.columns import (
     Layout,
+    arrow_table,
     comes_in_parts,
+    conformed,
     is_frame,
     names_of,
     parts_of,
@@ -36,13 +37,16 @@ from labeldp.data.columns import (
     read_frame,
     take_rows,
 )
+from labeldp.data.kinds import Column
 from labeldp.data.released import ReleasedLabels
 from labeldp.data.stored import some_of, whole_of
 from labeldp.estimator import serialise, spending
-from labeldp.estimator.progress import Reporter
+from labeldp.estimator.own_model import as_given, tried
+from labeldp.estimator.progress import Reporter, told
 from labeldp.estimator.serialise import Arrays, Config, HeadPredictor, LiftedPredictor, Predictor, predictor_of
+from labeldp.estimator.weights import PUBLIC, rows_kept
 from labeldp.features.coded import Coded, Coder
-from labeldp.features.extract import Extractor, FeatureMap, sample_rows
+from labeldp.features.extract import Extractor, FeatureMap, features_of, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.sparse import Projected
 from labeldp.features.tables import Table, TableMap
@@ -50,6 +54,7 @@ from labeldp.features.text import TableAndText, TableAndTextMap, Text
 from labeldp.learning.progress import Progress, listening
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
+from labeldp.ranks import agreed
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
@@ -57,6 +62,9 @@ from labeldp.recipes.kept import bind_fit, first_seed
 from labeldp.recipes.one_shot import MOST_CELLS
 from labeldp.recipes.pilot import Decided
 from labeldp.results.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from labeldp.results.signing import SigningKey
 
 # Rows of which features are found where there are many more, and rows that are read at a time.
 _FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
@@ -103,6 +111,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     device: Any
     random_state: Any
     report: Any
+    verbose: Any
     method_: str
     choice_: Choice | None
     evidence_: str
@@ -115,6 +124,15 @@ class LabelDPEstimator(BaseEstimator, ABC):
     _layout: Layout | None
     _map: FeatureMap
     _predictor: Predictor
+    # How a file's columns are read into the features; None where they are taken as they come.
+    _columns: tuple[Column, ...] | None = None
+    # Whether a network of the user's sees X as it is.
+    _as_given = False
+    _rows = 0
+    _reason = ""
+    _chosen_for: dict[str, Any] | None = None
+    _network_name: str | None = None
+    _curves: tuple[dict[str, Any], ...] = ()
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -171,7 +189,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     # -- fitting ----------------------------------------------------------------------------------------------------
 
-    def _fit(self, inputs: Any, vault: LabelVault | ReleasedLabels, paid: bool = False) -> Any:
+    def _fit(
+        self, inputs: Any, vault: LabelVault | ReleasedLabels, paid: bool = False, sample_weight: Any = None
+    ) -> Any:
         """Fit to labels that are sealed; where the vault's own store is `paid`, no other is charged.
 
         To responses that were released before a fit costs nothing, and their certificate is its certificate. Until
@@ -179,19 +199,16 @@ class LabelDPEstimator(BaseEstimator, ABC):
         """
         if not isinstance(vault, ReleasedLabels):
             spending.begin_fit(vault)
-        epsilon, method = spending.checked_epsilon(self.epsilon), self._checked_method()
+        epsilon, method, self._columns = spending.checked_epsilon(self.epsilon), self._checked_method(), None
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
         begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
         # A fit that was stopped goes on with the rows that it had set aside.
-        seed = first_seed(self._folder, seed) if self.random_state is None else seed
+        seed = agreed(first_seed(self._folder, seed) if self.random_state is None else seed)
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
         read = self._read(inputs := whole_of(inputs), reset=True) if coded is None else coded
         rows = len(read[0]) if isinstance(read, tuple) else int(read.shape[0])
-        if len(vault) != rows:
-            raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
-        if rows < self._fewest_rows:
-            raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
+        kept = self._kept(sample_weight, vault, rows, seed)
         if isinstance(vault, ReleasedLabels):
             if self.holdout:
                 raise ValueError(
@@ -202,38 +219,38 @@ class LabelDPEstimator(BaseEstimator, ABC):
         else:
             payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
             vault, delta = spending.limited(vault, epsilon, self.delta, payer)
-            held = self._held_out(vault, seed)
-        reporter = Reporter(self.report, vault, delta, begun)
+            held = self._held_out(vault, seed, kept)
+            if sample_weight is not None:
+                vault.assume(PUBLIC)
+        reporter = Reporter(told(self.report, self.verbose), vault, delta, begun)
         with listening(reporter):
             seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
-        made = "" if coded is None else ", made as they are needed"
-        reporter.phase("features", f"{rows:,} rows, {seen.shape[1]} public features{made}")
+        reporter.features(seen.shape, coded is not None)
         training = vault
-        if held is not None and isinstance(vault, LabelVault):
-            others = np.setdiff1d(np.arange(rows), held, assume_unique=True)
-            bind_fit(self._folder, seed, *(part.cpu().numpy() for part in _tensors(seen)))
+        if (kept is not None or held is not None) and isinstance(vault, LabelVault):
+            others = np.setdiff1d(
+                np.arange(rows) if kept is None else kept, () if held is None else held, assume_unique=True
+            )
+            # Which rows are kept follows from their weights.
+            public = [part.cpu().numpy() for part in _tensors(seen)] + ([] if kept is None else [kept])
+            bind_fit(self._folder, seed, *public)
             training, same = vault.part(others, vault.budget), shown is seen
             seen = rows_of(seen, others)
             shown = seen if same else rows_of(shown, others)
         self.choice_, self.method_ = self._choose(training, seen, epsilon, delta) if method == AUTO else (None, method)
         reporter.phase("choice", self.method_)
-        columns = self._map.plain if isinstance(self._map, TableMap | TableAndTextMap) else None
+        recipe, columns = BY_KEY[self.method_], getattr(self._map, "plain", None)
         job = Job(
-            seen, shown, training, epsilon, delta, copy.deepcopy(self.model), self.settings or {}, seed, reporter,
+            seen, shown, training, epsilon, delta, self._network(shown, seed), self.settings or {}, seed, reporter,
             self.learner, columns, getattr(self, "class_weight", None) is not None,
         )  # fmt: skip
-        recipe = BY_KEY[self.method_]
-        if recipe.apart and isinstance(training, LabelVault) and not spending.pay_apart(training):
-            raise ValueError(
-                f"method={recipe.key!r} asks some rows for one thing and the others for another, and the store charges "
-                "all of them together (a part of a data set, or ids that repeat), so that each would pay twice; choose "
-                "another method"
-            )
+        if recipe.apart and isinstance(training, LabelVault):
+            spending.refuse_together(training, recipe.key)
         with public_seed(seed), listening(reporter):
             found = run(recipe, job, self._task)
         self._predictor = predictor_of(found, self.model is not None)
         self.evidence_ = found.reason if isinstance(found, Decided) else ""
-        self.evaluation_ = None
+        self._rows, self._reason, self._network_name, self._chosen_for, self.evaluation_ = rows, "", None, None, None
         if held is not None and isinstance(vault, LabelVault):
             reporter.phase("evaluation", f"{len(held):,} rows set aside")
             self._evaluate(
@@ -242,7 +259,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 epsilon,
             )
         self.certificate_ = vault.certificate(0.0 if recipe.pure else delta)
-        reporter.phase("done", f"epsilon {self.certificate_.epsilon:.6g}", 1.0, self.certificate_.epsilon)
+        self._curves = reporter.done(self.certificate_.epsilon)
         return self
 
     @property
@@ -251,10 +268,41 @@ class LabelDPEstimator(BaseEstimator, ABC):
         given = (self.settings or {}).get("folder")
         return given if isinstance(given, Path) else None
 
-    def _held_out(self, vault: LabelVault, seed: int) -> npt.NDArray[np.intp] | None:
-        """Return the rows that are set aside to measure with; None for none, and where they would pay twice."""
+    def _kept(
+        self, sample_weight: Any, vault: LabelVault | ReleasedLabels, rows: int, seed: int
+    ) -> npt.NDArray[np.intp] | None:
+        """Return which of the rows are fitted to, by their weights; None for all. Refuse too few of them."""
+        if len(vault) != rows:
+            raise ValueError(f"X has {rows} rows and y {len(vault)}; give one label per row")
+        if rows < self._fewest_rows:
+            raise ValueError(f"X has {rows} sample(s); n_samples = {rows} is too few to learn from")
+        kept = rows_kept(sample_weight, rows, seed)
+        if kept is None:
+            return None
+        if isinstance(vault, (ReleasedLabels, UserVault)):
+            users = isinstance(vault, UserVault)
+            why = "users pay for all of their rows together" if users else "y are responses that were released before"
+            raise ValueError(f"sample_weight decides which rows are asked, and {why}; leave it out")
+        if len(kept) < self._fewest_rows:
+            raise ValueError(f"sample_weight leaves {len(kept)} rows to learn from; give weights that differ less")
+        return kept
+
+    def _network(self, shown: Any, seed: int) -> nn.Module | None:
+        """Return a copy of the user's network that takes these rows, if one was given."""
+        if self.model is None:
+            return None
+        with public_seed(seed):
+            return tried(self.model, shown, self._outputs)
+
+    def _held_out(self, vault: LabelVault, seed: int, kept: npt.NDArray[np.intp] | None) -> npt.NDArray[np.intp] | None:
+        """Return the rows that are set aside to measure with; None for none, and where they would pay twice.
+
+        Of rows that are weighed they are among those kept, so that measures are weighted, too.
+        """
+        rows = len(vault) if kept is None else len(kept)
         together = "users" if isinstance(vault, UserVault) else "" if spending.pay_apart(vault) else "store"
-        held = holdout.rows_set_aside(len(vault), 0 if self.holdout is None and together else self.holdout, seed)
+        wanted = agreed(0 if self.holdout is None and together else self.holdout)
+        held = holdout.rows_set_aside(rows, wanted, seed)
         if held is not None and together:
             raise ValueError(
                 f"holdout={self.holdout!r} sets rows aside that pay for themselves, which these labels cannot: "
@@ -264,12 +312,12 @@ class LabelDPEstimator(BaseEstimator, ABC):
             )  # fmt: skip
         if held is not None and len(held) < holdout.FEWEST_MEASURED:
             raise ValueError(
-                f"holdout={self.holdout!r} sets {len(held)} of {len(vault)} rows aside, too few to measure a model "
+                f"holdout={self.holdout!r} sets {len(held)} of {rows} rows aside, too few to measure a model "
                 f"with; give at least {holdout.FEWEST_MEASURED} rows, or 0 for none"
             )
-        if held is not None and len(vault) - len(held) < self._fewest_rows:
-            raise ValueError(f"holdout={self.holdout!r} leaves {len(vault) - len(held)} rows to learn from; give less")
-        return held
+        if held is not None and rows - len(held) < self._fewest_rows:
+            raise ValueError(f"holdout={self.holdout!r} leaves {rows - len(held)} rows to learn from; give less")
+        return held if held is None or kept is None else kept[held]
 
     def _evaluate(self, inputs: Any, vault: LabelVault, epsilon: float) -> None:
         """Measure on rows that were set aside: once, whatever comes out; what cannot be paid for is not measured."""
@@ -338,7 +386,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             fits = (recipe.released or not released) and (recipe.users or not by_user) and (recipe.coded or not coded)
             fits = fits and not (recipe.apart and (together or weighted)) and not (weighted and recipe.per_row)
             if fits and (self.model is None or recipe.network) and not one.obstacle:
-                return choice, recipe.key
+                return choice, agreed(recipe.key)
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
         raise ValueError(f"no recipe can be used here: {obstacles}")
 
@@ -349,6 +397,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
         Columns of prose, where there are some, come third.
         """
+        if self._columns is not None and is_frame(inputs):
+            inputs = conformed(arrow_table(inputs), self._columns)
         if issparse(inputs) or (not reset and self._layout == _PROJECTED):
             rows = cast("Any", validate_data)(self, inputs, accept_sparse="csr", dtype="numeric", reset=reset)
             if (rows.shape[1] > _WIDE or math.prod(rows.shape) > _MANY_CELLS) if reset else self._layout == _PROJECTED:
@@ -407,7 +457,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     def _encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return what heads see, and what networks see."""
-        seen = self._map.features(inputs)
+        seen = features_of(self._map, inputs)
+        if self._as_given:
+            return seen, as_given(inputs, list(getattr(self, "feature_names_in_", ()))).to(seen.device)
         return seen, inputs.to(seen.device) if isinstance(inputs, Tensor) else seen
 
     def _fit_features(self, inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
@@ -417,6 +469,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             usual = Projected(seed=seed)
         elif self._layout is not None and self._layout.prose:
             usual = TableAndText(Table(**_TABLE, seed=seed), Text(seed=seed))
+        self._as_given = self.model is not None and self.features is None and self._layout is not None
         extractor = usual if self.features is None else self.features
         self._map = extractor.fit(inputs, None if self.device is None else torch.device(self.device))
         return self._encode(inputs)
@@ -487,12 +540,17 @@ class LabelDPEstimator(BaseEstimator, ABC):
         check_is_fitted(self)
         map_config, map_arrays = serialise.map_parts(self._map)
         config, arrays = self._predictor.parts()
-        fitted = {"epsilon": float(self.epsilon), "method": self.method_, "features_in": int(self.n_features_in_)}
+        fitted = {
+            "epsilon": float(self.epsilon), "method": self.method_, "features_in": int(self.n_features_in_),
+            "rows": int(self._rows),
+        }  # fmt: skip
         if hasattr(self, "feature_names_in_"):
             fitted["names"] = list(self.feature_names_in_)
-        kinds = {} if self._layout is None else {"numeric": list(self._layout.numeric)}
+        kinds: Config = {} if self._layout is None else {"numeric": list(self._layout.numeric)}
         if self._layout is not None and self._layout.prose:
             kinds["prose"] = list(self._layout.prose)
+        if self._as_given:
+            kinds["as_given"] = True
         whole = {"format": serialise.FORMAT, "kind": self._kind, **fitted, **kinds, **self._own_parts()}
         return {**whole, "map": map_config, "predictor": config}, {**map_arrays, **arrays}
 
@@ -520,11 +578,33 @@ class LabelDPEstimator(BaseEstimator, ABC):
             made.feature_names_in_ = np.asarray(config["names"], dtype=object)
         prose = tuple(config.get("prose", ()))
         made._layout = Layout(tuple(config["numeric"]), prose) if "numeric" in config else None
+        made._as_given, made._rows = bool(config.get("as_given", False)), int(config.get("rows", 0))
         made._map = serialise.map_from_parts(config["map"], arrays, place)
         made._predictor = serialise.predictor_from_parts(config["predictor"], arrays, model, place)
         if certificate is not None:
             made.certificate_ = certificate
         return made
+
+    def save(self, folder: Path | str, *, data: str = "", label: str = "", key: SigningKey | None = None) -> Any:
+        """Write the fitted estimator to a new folder, as `labeldp train` does, and return this estimator.
+
+        `labeldp.load` reads it back, and so do labeldp predict, verify and report. There is no pickle in it.
+
+        Args:
+            folder: must not exist yet.
+            data, label: what the table and the secret column are called, for the card and the report.
+            key: signs the folder (`labeldp.results.signing.SigningKey.read`).
+        """
+        from labeldp.results.saved import save
+
+        check_is_fitted(self)
+        save(self, Path(folder), data=data, label=label, key=key)
+        return self
+
+    @property
+    @abstractmethod
+    def _outputs(self) -> int:
+        """How many numbers a network has to give for a row."""
 
     @abstractmethod
     def _measured(self, inputs: Any, vault: LabelVault, epsilon: float, folder: Path | None) -> Evaluation:

@@ -19,6 +19,7 @@ from labeldp.data.released import ReleasedLabels
 from labeldp.estimator import spending
 from labeldp.estimator.base import LabelDPEstimator
 from labeldp.estimator.serialise import plain
+from labeldp.estimator.weights import log_weights
 from labeldp.features.extract import Extractor
 from labeldp.learning.progress import Report
 from labeldp.recipes.catalogue import AUTO
@@ -38,9 +39,10 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             where the type of y declares it (pandas categories, a polars Enum, an Arrow dictionary, true/false).
             "observed" declares that the classes which occur are public, and the certificate states it.
         class_weight: how much a class counts, declared: a dictionary from class to weight, 1 where it names none.
-            Weights multiply the probabilities that were learnt, which costs nothing; see `log_weights`.
-        model: a network of yours, from features (tables: as encoded) or images to one score per class; a copy is
-            trained. None for a small one.
+            Weights multiply the probabilities that were learnt, which costs nothing; see
+            `labeldp.estimator.weights`.
+        model: a network of yours, from X as it is (numbers as float32, images) to one score per class; a copy is
+            trained. With `features` it sees what the extractor makes of X. None for a small one on encoded columns.
         learner: a classifier of yours with `fit` and `predict_proba`, say of scikit-learn, LightGBM or XGBoost, or a
             list to choose from on held-out responses. A copy is fitted to randomized responses and its probabilities
             are corrected; of tables it sees numbers at variance 1 and categories one-hot.
@@ -56,6 +58,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         device: where to compute; the CPU when None.
         random_state: of everything public: features, clusters, first weights, order of rows. Never of the noise.
         report: called with `labeldp.estimator.Progress` as the fit goes on.
+        verbose: 1 prints a line for every phase of a fit, 2 every message. The logger "labeldp" has them anyway.
 
     After `fit`: `certificate_`, `evaluation_` (how good it is; None where no rows were set aside), `method_`,
     `choice_` (why; None where the method was named), `classes_`, `n_features_in_`, and `feature_names_in_` where the
@@ -89,6 +92,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         device: Any = None,
         random_state: Any = None,
         report: Report | None = None,
+        verbose: int = 0,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -106,8 +110,9 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         self.device = device
         self.random_state = random_state
         self.report = report
+        self.verbose = verbose
 
-    def fit(self, X: Any, y: Any, users: Any = None) -> LabelDPClassifier:  # noqa: N803
+    def fit(self, X: Any, y: Any, *, users: Any = None, sample_weight: Any = None) -> LabelDPClassifier:  # noqa: N803
         """Spend at most (ε, δ) on these labels.
 
         Args:
@@ -119,15 +124,26 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
                 is the fit's. Methods are those that learn from one response of every row.
             users: whose each row is, public. (ε, δ) then covers all labels of a user together, for methods that can do
                 so.
+            sample_weight: how much each row counts, public: a row is kept with probability weight / largest weight,
+                by public chance, and the others are never asked; see `labeldp.estimator.weights`. Weights that are
+                computed from labels would be a query that nobody paid for.
         """
         vault = self._sealed(y, users)
-        return self._fit(X, vault)
+        return self._fit(X, vault, sample_weight=sample_weight)
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return P(class | row), (n, K), in the order of `classes_`; weighted, and normed again, by `class_weight`."""
+        return torch.softmax(self._scores(X), dim=1).numpy()
+
+    def decision_function(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
+        """Return the log-odds of the second of two classes, (n,), or the logarithms of `predict_proba`, (n, K)."""
+        scores = self._scores(X)
+        return (scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else torch.log_softmax(scores, dim=1)).numpy()
+
+    def _scores(self, X: Any) -> torch.Tensor:  # noqa: N803
+        """Return scores whose softmax are the probabilities, (n, K)."""
         check_is_fitted(self)
-        together = self._logits(X).double().cpu() + torch.from_numpy(log_weights(self.class_weight, self.classes_))
-        return torch.softmax(together, dim=1).numpy()
+        return self._logits(X).double().cpu() + torch.from_numpy(log_weights(self.class_weight, self.classes_))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the likeliest class of each row, (n,)."""
@@ -155,6 +171,10 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         query = score_query(probabilities, epsilon)
         return evaluate_classes(probabilities, query, released(vault, query, folder), list(self.classes_))
 
+    @property
+    def _outputs(self) -> int:
+        return len(self.classes_)
+
     _task = "classes"
     _kind = "classifier"
 
@@ -163,8 +183,9 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         return super()._checked_method()
 
     def _own_parts(self) -> dict[str, Any]:
-        weights = np.exp(log_weights(self.class_weight, self.classes_))
-        return {"classes": plain(self.classes_), **({} if self.class_weight is None else {"weights": plain(weights)})}
+        classes, weights = plain(self.classes_), self.class_weight
+        listed = {} if weights is None else {"weights": [float(weights.get(name, 1.0)) for name in classes]}
+        return {"classes": classes, **listed}
 
     @classmethod
     def _from_own_parts(cls, config: dict[str, Any], device: Any) -> LabelDPClassifier:
@@ -173,35 +194,3 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             made.class_weight = dict(zip(config["classes"], config["weights"], strict=True))
         made.classes_ = np.asarray(config["classes"])
         return made
-
-
-def log_weights(class_weight: Any, classes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the logarithm of every class's weight, (K,), to be added to the scores; zeros where none are declared.
-
-    Whoever weighs class c by w_c decides best by the largest w_c·P(c | row): so it is done to probabilities that were
-    learnt, after the query, and costs nothing. Weights inside the query would gain nothing either. Of two classes,
-    Σ w_y·onehot(y) ⊗ φ moves by √(w₀² + w₁²)·|φ|; with that noise, its two parts, each divided by its weight and joined
-    by their public sum, know the moment just as well for every w.
-
-    >>> log_weights({"yes": 10}, np.array(["no", "yes"])).round(4)
-    array([0.    , 2.3026])
-    """
-    if class_weight is None:
-        return np.zeros(len(classes))
-    if not isinstance(class_weight, dict):
-        raise ValueError(
-            f"class_weight={class_weight!r} is not a dictionary from class to weight. Weights that are read off the "
-            "labels, as 'balanced' is, would be a query that nobody paid for; declare them from what is public, say "
-            "one over the frequency that is expected of a class"
-        )
-    known = plain(classes)
-    unknown = [name for name in class_weight if name not in known]
-    if unknown:
-        raise ValueError(f"class_weight names {unknown}, which are not among the {len(known)} classes; declare those")
-    wrong = {
-        name: weight for name, weight in class_weight.items()
-        if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)) or not 0 < weight < np.inf
-    }  # fmt: skip
-    if wrong:
-        raise ValueError(f"class_weight={wrong!r} are no weights; give finite numbers above 0")
-    return np.log(np.array([float(class_weight.get(name, 1.0)) for name in known]))

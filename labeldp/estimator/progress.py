@@ -1,7 +1,13 @@
-"""Report while an estimator fits: one kind of message for all recipes, of which curves are kept."""
+"""Report while an estimator fits: one kind of message for all recipes, logged, of which curves are kept.
+
+The logger "labeldp" gets every message: phases as INFO, steps and epochs as DEBUG. It is silent until somebody sets it
+up (`logging.basicConfig(level=logging.INFO)`). No message has a label in it: phases, counts of rows, prices, losses on
+private targets.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import replace
@@ -11,6 +17,42 @@ from labeldp.core.ledger import Ledger, worst_epsilon
 from labeldp.core.vault import LabelVault
 from labeldp.data.released import ReleasedLabels
 from labeldp.learning.progress import Progress, Report
+
+LOGGER = logging.getLogger("labeldp")
+LOGGER.addHandler(logging.NullHandler())
+
+
+def told(report: Report | None, verbose: Any) -> Report | None:
+    """Return what also prints: a line for every phase where `verbose` is 1 or true, every message where it is more.
+
+    >>> show = told(None, 1)
+    >>> show(Progress("features", "90 rows", 0.25)); show(Progress("done", "", 1.5, epsilon=0.75))
+    [   0.2 s] features: 90 rows
+    [   1.5 s] done (epsilon 0.75)
+    """
+    if isinstance(verbose, bool) or verbose is None:
+        verbose = int(bool(verbose))
+    if not isinstance(verbose, int) or verbose < 0:
+        raise ValueError(f"verbose={verbose!r} is none of 0 (silent), 1 (phases) and 2 (every message)")
+    if verbose == 0:
+        return report
+    last = ""
+
+    def both(progress: Progress) -> None:
+        nonlocal last
+        if verbose > 1 or progress.phase != last:
+            print(f"[{progress.seconds:6.1f} s] {words(progress)}", flush=True)
+        last = progress.phase
+        if report is not None:
+            report(progress)
+
+    return both
+
+
+def words(progress: Progress) -> str:
+    """Return a message as one line of text."""
+    spent = "" if progress.epsilon is None else f" (epsilon {progress.epsilon:.6g})"
+    return progress.phase + (f": {progress.detail}" if progress.detail else "") + spent
 
 
 class Reporter:
@@ -26,6 +68,7 @@ class Reporter:
     def __init__(self, report: Report | None, vault: LabelVault | ReleasedLabels, delta: float, begun: float) -> None:
         self._report, self._vault, self._delta, self._begun = report, vault, delta, begun
         self._priced = Ledger(0), 0.0, 0
+        self._recorder, self._phase = Recorder(), ""
 
     def __call__(self, progress: Progress) -> None:
         """Pass a message of a recipe or of the training loop on, with the seconds of the whole fit.
@@ -33,13 +76,27 @@ class Reporter:
         ε is the ledger's where the message has none. A recipe that pays for all steps before the first is drawn reports
         what those drawn so far cost by themselves.
         """
-        if self._report is None:
-            return
         progress = replace(progress, seconds=time.perf_counter() - self._begun)
-        if progress.epsilon is None:
+        level = logging.DEBUG if progress.phase == self._phase else logging.INFO
+        self._phase, logged = progress.phase, LOGGER.isEnabledFor(level)
+        if progress.epsilon is None and (logged or self._report is not None):
             epsilon, queries = self._spent()
             progress = replace(progress, epsilon=epsilon, queries=queries)
-        self._report(progress)
+        self._recorder(progress)
+        if logged:
+            LOGGER.log(level, "%s", words(progress))
+        if self._report is not None:
+            self._report(progress)
+
+    def features(self, shape: Any, as_needed: bool) -> None:
+        """Report the public features, (rows, numbers), and whether they are made as they are needed."""
+        made = ", made as they are needed" if as_needed else ""
+        self.phase("features", f"{shape[0]:,} rows, {shape[1]} public features{made}")
+
+    def done(self, epsilon: float) -> tuple[dict[str, Any], ...]:
+        """Report that the fit is done at this ε, and return its learning curves; see `Recorder`."""
+        self.phase("done", f"epsilon {epsilon:.6g}", 1.0, epsilon)
+        return tuple(self._recorder.curves())
 
     def phase(self, name: str, detail: str, share: float | None = None, epsilon: float | None = None) -> None:
         """Report a phase of the estimator itself."""

@@ -34,7 +34,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
             Never minimum and maximum of the labels: those are the labels of two rows.
         method: "one_shot" (one noisy moment of all rows, a head), "binned_regression" (one private response per row, a
             network), or "auto" for the one whose query is worth more clean labels.
-        model: a network of yours, from features to one number, in units where the range is −1 to 1.
+        model: a network of yours, from X as it is to one number, in units where the range is −1 to 1.
 
     The other arguments and what there is after `fit` are those of `LabelDPClassifier`.
 
@@ -62,6 +62,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         device: Any = None,
         random_state: Any = None,
         report: Report | None = None,
+        verbose: int = 0,
     ) -> None:
         self.epsilon = epsilon
         self.bounds = bounds
@@ -77,11 +78,15 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         self.device = device
         self.random_state = random_state
         self.report = report
+        self.verbose = verbose
 
-    def fit(self, X: Any, y: Any) -> LabelDPRegressor:  # noqa: N803
-        """Spend at most (ε, δ) on these numbers, or a vault of them by `seal_numbers`; X as for `LabelDPClassifier`."""
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None) -> LabelDPRegressor:  # noqa: N803
+        """Spend at most (ε, δ) on these numbers, or a vault of them by `seal_numbers`.
+
+        X and `sample_weight` are as for `LabelDPClassifier`.
+        """
         vault = self._sealed(y)
-        return self._fit(X, vault)
+        return self._fit(X, vault, sample_weight=sample_weight)
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return the expected number of each row, (n,), within the bounds."""
@@ -111,6 +116,10 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         )
         query = error_query(levels, LEVELS, epsilon)
         return evaluate_numbers(query, released(vault, query, folder), (low, high))
+
+    @property
+    def _outputs(self) -> int:
+        return 1
 
     _task = "numbers"
     _kind = "regressor"

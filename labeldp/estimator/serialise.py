@@ -271,7 +271,11 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
             raise PartsError(f"a predictor of kind {kind!r} is not known; use the version that wrote it")
     assert model is not None
     weights = {name: array for name, array in arrays.items() if name.startswith("net.")}
-    model.load_state_dict({name.removeprefix("net."): torch.from_numpy(a.copy()) for name, a in weights.items()})
+    try:
+        model.load_state_dict({name.removeprefix("net."): torch.from_numpy(a.copy()) for name, a in weights.items()})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise PartsError(f"model is no network like the one that was fitted: {reason[:300]}") from None
     return NetPredictor(model.to(device).eval(), own=config["kind"] == "own net")
 
 

@@ -21,6 +21,7 @@ from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.vault import LabelVault
 from labeldp.data.released import ReleasedLabels
 from labeldp.mechanisms.values import ValueVault
+from labeldp.ranks import agreed
 
 if TYPE_CHECKING:
     from labeldp.budgets.store import Account
@@ -178,7 +179,8 @@ def limited(
 ) -> tuple[LabelVault, float]:
     """Return a vault that holds a fit to ε and δ and is charged to the payer, and δ as it was settled."""
     allowed = None if payer is None or payer.budget is None else payer.budget.delta
-    settled = checked_delta(delta, len(vault), allowed)
+    # Where ranks work together, what the first one's store allows holds for all.
+    settled = agreed(checked_delta(delta, len(vault), allowed))
     if delta is not None:
         check_delta(settled, vault.ledger.num_rows, vault.unit.counted)
     # What the vault itself would refuse is refused by the part, which recipes ask before they begin.
@@ -190,6 +192,16 @@ def limited(
 def pay_apart(vault: LabelVault) -> bool:
     """Return whether rows pay each for themselves: no store charges a row for what another one meets."""
     return all(getattr(store, "by_row", True) for store in vault.stores)
+
+
+def refuse_together(vault: LabelVault, method: str) -> None:
+    """Refuse a method that asks rows different things where a store charges several of them together."""
+    if not pay_apart(vault):
+        raise ValueError(
+            f"method={method!r} asks some rows for one thing and the others for another, and the store charges all of "
+            "them together (a part of a data set, or ids that repeat), so that each would pay twice; choose another "
+            "method"
+        )
 
 
 def released(vault: ReleasedLabels, epsilon: float) -> float:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from labeldp.core.certificate import Certificate
+    from labeldp.results.evaluation import Evaluation
 
 # Beliefs that cards and reports give as examples.
 BELIEFS = (0.01, 0.1, 0.5, 0.9)
@@ -241,10 +242,41 @@ def measure_words(name: str) -> str:
     return {"r2": "R²", "auc": "AUC", "at_bounds": "labels at the bounds"}.get(name, name.replace("_", " "))
 
 
+def headline(story: Story, test: Mapping[str, Any], own: Evaluation | None) -> str:
+    """Return how good a model is in one or two sentences, beside what needs no model; empty where it was not measured.
+
+    Args:
+        story: what it predicts.
+        test: measures by rows whose labels are public, as `metrics.json` has them; may be empty.
+        own: measures by rows that were set aside, where some were.
+    """
+    from labeldp.results.evaluation import shown
+
+    name, measured = "r2" if story.classes is None else "accuracy", {} if own is None else own.measures
+    if name not in test and name not in measured:
+        return ""
+    if name in test:
+        value = f"{test[name]:.3f}" if story.classes is None else f"{test[name]:.1%}"
+        on = f"{test['rows']:,} rows with public labels" if "rows" in test else "rows with public labels"
+    else:
+        value = shown(name, measured[name])
+        on = f"{own.rows if own else 0:,} rows that were set aside"
+    if story.classes is None:
+        return f"R² is {value} on {on}; the mean of all labels, said of every row, would have 0."
+    words = f"Right for {value} of {on}."
+    known = measured.get("majority_baseline")
+    share = test.get("majority_baseline", known.value if known else None)
+    if share is not None:
+        named = f"“{own.majority}”, the most frequent class," if own and own.majority else "the most frequent class"
+        words += f" Always saying {named} would be right for {share:.1%}."
+    return words
+
+
 def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any], name: str) -> str:
     """Return the card as Markdown, with the header that model hubs read."""
     from labeldp.results.evaluation import evaluation_of
 
+    own = evaluation_of(metrics)
     test: Mapping[str, Any] = metrics.get("test") or {}
     measures = (f"{measure_words(name)} {value:.4g}" for name, value in test.items() if name not in COUNTS)
     expected = metrics.get("expected", {})
@@ -254,7 +286,8 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
         "model_card.md", name=name, folder=folder, certificate=certificate, story=story, promise=promise(certificate),
         number=number_words(story), released=released_words(story),
         beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
-        not_protected=not_protected(story), test=test, own=evaluation_of(metrics), measures=", ".join(measures),
+        not_protected=not_protected(story), test=test, own=own, measures=", ".join(measures),
+        headline=headline(story, test, own),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
         columns=column_cells(story.columns[:200]),
     )  # fmt: skip

@@ -85,8 +85,9 @@ class Series:
         points: (x, y), x rising for lines.
         tone: 1 to 5, a colour of the page.
         line: joined; else by themselves.
-        dashed: as dashes.
+        dashed, dotted: as dashes, or as dots.
         dots: marked points.
+        margins: how far each point may be off, up and down; empty where that is not shown.
     """
 
     name: str
@@ -95,6 +96,8 @@ class Series:
     line: bool = True
     dashed: bool = False
     dots: bool = False
+    dotted: bool = False
+    margins: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -215,8 +218,11 @@ def _draw(axes: Axes, one: Series | Band) -> None:
         return
     # Shapes go with tones, so that nothing is shown by colour alone.
     marker = "oDs"[(one.tone - 1) % 3] if one.dots or not one.line or len(one.points) == 1 else None
-    style = ("--" if one.dashed else "-") if one.line else "none"
+    style = (":" if one.dotted else "--" if one.dashed else "-") if one.line else "none"
     xs, ys = [x for x, _ in one.points], [y for _, y in one.points]
+    if one.margins:
+        axes.vlines(xs, [y - off for y, off in zip(ys, one.margins, strict=True)],
+                    [y + off for y, off in zip(ys, one.margins, strict=True)], color=colour, clip_on=False)  # fmt: skip
     axes.plot(xs, ys, color=colour, linestyle=style, marker=marker, clip_on=False, label=name)
 
 

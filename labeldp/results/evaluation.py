@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from labeldp.core.display import table
 from labeldp.learning.projections import project_to_simplex
 from labeldp.mechanisms.evaluation import ErrorCounts, ScoreCounts
 from labeldp.releases import FloatArray, NoisyCounts, NoisyErrors, NoisyScores
@@ -34,7 +34,7 @@ _CONFIDENCE = 0.95
 # A class is measured if its rows are more than three deviations of the noise on their number.
 _ABOVE_NOISE = 3.0
 _LEAST = 1e-12
-_PERCENT = ("accuracy", "calibration_error", "at_bounds")
+PERCENT = ("accuracy", "majority_baseline", "calibration_error", "at_bounds")
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class Evaluation:
     Args:
         rows: set aside for it.
         epsilon: what each of them paid.
-        measures: by name: accuracy, auc (mean over classes, one against the rest), log_loss, calibration_error (mean
-            distance between score and observed share); of numbers mean_absolute_error, root_mean_squared_error, r2, and
-            at_bounds, the share of labels at the declared bounds, where those beyond are cut off.
+        measures: by name: accuracy, majority_baseline (the accuracy of always saying the most frequent class), auc
+            (mean over classes, one against the rest), log_loss, calibration_error (mean distance between score and
+            observed share); of numbers mean_absolute_error, root_mean_squared_error, r2, and at_bounds, the share of
+            labels at the declared bounds, where those beyond are cut off.
         classes: in the order of the model; empty for numbers.
         confusion: rows by true class, then by predicted one, as estimated.
         recall, precision: of each class; None where noise drowns it.
@@ -85,8 +86,13 @@ class Evaluation:
             lines.append(
                 (f"{name}: recall, precision", f"{self.side('recall', place)}, {self.side('precision', place)}")
             )
-        cells = "".join(f"<tr><th>{escape(name)}</th><td>{value}</td></tr>" for name, value in lines)
-        return f"<table><caption>On {self.rows:,} rows set aside, with 95% error bars</caption>{cells}</table>"
+        return table(f"On {self.rows:,} rows set aside, with 95% error bars", lines)
+
+    @property
+    def majority(self) -> str:
+        """The class that is most frequent among the rows set aside; empty where none is known."""
+        totals = [sum(line) for line in self.confusion]
+        return self.classes[totals.index(max(totals))] if totals and max(totals) > 0 else ""
 
     def words(self, *names: str) -> str:
         """Return these measures in words, those that there are."""
@@ -155,7 +161,7 @@ def shown(name: str, one: Measure) -> str:
     >>> shown("accuracy", Measure(0.8412, 0.0091)), shown("auc", Measure(0.891, 0.0142))
     ('84.1% ± 0.9', '0.891 ± 0.014')
     """
-    if name in _PERCENT:
+    if name in PERCENT:
         return _percent(one)
     digits = max(0, 1 - math.floor(math.log10(one.margin))) if one.margin > 0 else 4
     return f"{one.value:.{min(digits, 12)}f} ± {one.margin:.{min(digits, 12)}f}"
@@ -207,6 +213,9 @@ def evaluate_classes(
     found, off, cells = _simulated(release.cells, possible, chance, public.statistics)
     noise = release.cells.noise_std * math.sqrt(np.count_nonzero(public.sizes) * (1 - 1 / len(names)))
     totals = cells.sum(axis=0)
+    most = int(totals.argmax())
+    most_share = float(np.clip(found["shares"][most], 0, 1))
+    measures["majority_baseline"] = Measure(most_share, _margin(off["shares"][:, most]))
     seen = np.minimum(totals, rows - totals) > max(_ABOVE_NOISE * noise, 0.5)
     kept = [1] if len(names) == 2 else list(np.flatnonzero(seen))
     if kept and seen[kept].all():
@@ -274,6 +283,7 @@ class _Public:
             areas[..., k] = _over(won + noise * np.trace(order), pairs)
         return {
             "auc": areas,
+            "shares": cells.sum(axis=-2) / self.rows,
             "log_loss": np.einsum("...gk,gk->...", cells, self.loss) / self.rows,
             "recall": _over(right, cells.sum(axis=-2)),
             "precision": _over(right, matrix.sum(axis=-2)),

@@ -15,12 +15,9 @@ from labeldp.core.certificate import Certificate
 from labeldp.recipes.worth import Case
 from labeldp.results.card import Story, is_number
 from labeldp.results.evaluation import Evaluation, evaluation_of
-from labeldp.results.folder import FILES, ArtifactError, read
+from labeldp.results.folder import FILES, IN_PYTHON, ArtifactError, read
 from labeldp.results.signing import AUDIT
 from labeldp.results.verify import check
-
-# Recipes are compared for a machine that can train all of them.
-DEVICE = "cuda"
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,7 @@ class Measured:
     name: str
     method: str
     epsilon: float
+    delta: float
     score: float
 
 
@@ -50,6 +48,7 @@ class Facts:
         beside: other results to compare with.
         non_private: accuracy (R² for numbers) without privacy, as a share, where it is known.
         evaluation: by rows that were set aside, where some were.
+        repeatable: whether a command can make it again from its config.toml; no estimator in Python can.
     """
 
     name: str
@@ -66,6 +65,7 @@ class Facts:
     beside: tuple[Measured, ...] = ()
     non_private: float | None = None
     evaluation: Evaluation | None = None
+    repeatable: bool = True
 
     @property
     def classes(self) -> int | None:
@@ -76,6 +76,22 @@ class Facts:
     def score(self) -> float | None:
         """Accuracy, or R² of numbers, on open labels, where some were given, else on rows set aside."""
         return _score(self.metrics, self.evaluation, self.story)
+
+    @property
+    def margin(self) -> float:
+        """How far the score may be off, 95 of 100 times; 0 where it was measured on open labels."""
+        name = _measure(self.story)
+        own = None if name in self.metrics["test"] or self.evaluation is None else self.evaluation.measures.get(name)
+        return min(max(own.margin, 0.0), 1.0) if own else 0.0
+
+    @property
+    def baseline(self) -> float | None:
+        """The score without any learning, where it is known: of always the most frequent class, or the mean."""
+        if self.classes is None:
+            return 0.0
+        own = self.evaluation.measures.get("majority_baseline") if self.evaluation else None
+        share = self.metrics["test"].get("majority_baseline", own.value if own else None)
+        return share if share is not None and 0 <= share <= 1 else None
 
     @property
     def measure_name(self) -> str:
@@ -92,10 +108,19 @@ class Facts:
         return _modality(self.story)
 
     @property
+    def rows(self) -> int:
+        """How many rows the recipes were compared for."""
+        return self.story.rows if self.choice is None else self.choice.problem["num_rows"]
+
+    @property
+    def device(self) -> str:
+        """The machine that they were compared for: "cpu" or "cuda"."""
+        return "cpu" if self.choice is None else self.choice.problem["device"]
+
+    @property
     def case(self) -> Case:
         """The learning problem by its public numbers."""
-        rows = self.story.rows if self.choice is None else self.choice.problem["num_rows"]
-        return Case(rows, self.classes or 2, self.width, self.modality, self.story.delta)
+        return Case(self.rows, self.classes or 2, self.width, self.modality, self.story.delta)
 
 
 def gather(
@@ -144,6 +169,7 @@ def gather(
         signer="" if verdict.signature is None else verdict.signature.signer,
         choice=choice, width=width, audit=bound, audited=audited,
         beside=tuple(_measured(Path(one), story) for one in beside), non_private=known, evaluation=own,
+        repeatable=next(iter(result.run), "") != IN_PYTHON,
     )  # fmt: skip
 
 
@@ -189,7 +215,8 @@ def _measured(folder: Path, story: Story) -> Measured:
     score = _score(_shown(result.metrics), evaluation_of(result.metrics), story)
     if score is None:
         raise ArtifactError(f"{str(folder)!r} was not measured; train it with --holdout or --test, or leave it out")
-    return Measured(folder.resolve().name, result.story.method, result.certificate.epsilon, float(score))
+    claim = result.certificate
+    return Measured(folder.resolve().name, result.story.method, claim.epsilon, claim.delta, float(score))
 
 
 def _audit(folder: Path, given: Path | str | None) -> tuple[AuditResult | None, str | None]:

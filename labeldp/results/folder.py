@@ -42,6 +42,8 @@ FORMAT = "labeldp-model/1"
 MODEL, CERTIFICATE, CONFIG = "model.safetensors", "certificate.json", "config.toml"
 CARD, METRICS = "model_card.md", "metrics.json"
 FILES = (MODEL, CERTIFICATE, CONFIG, CARD, METRICS)
+# What config.toml calls the run of an estimator, which no command can repeat.
+IN_PYTHON = "fit"
 # Beside the model, which the certificate names itself.
 HASHED = (CONFIG, CARD, METRICS)
 # What is read of a folder that a stranger wrote: no text beyond this, and no more tensors.
@@ -103,11 +105,12 @@ class Draft:
         name, command = one_line(self.target.name), next(iter(result.run))
         anew = "from the same responses, for nothing" if result.story.released else "with noise drawn and paid for anew"
         again = (
-            f"# How {name} was made. Do it again, {anew}:\n"
-            f"#   labeldp {command} --config {name}/{CONFIG} --out ANOTHER\n\n"
+            f"# How {name} was made. Do it again, {anew}:\n#   labeldp {command} --config {name}/{CONFIG} --out ANOTHER"
         )
+        if command == IN_PYTHON:
+            again = f"# How {name} was made: by an estimator, in Python."
         texts = {
-            CONFIG: again + run_toml(result.run),
+            CONFIG: f"{again}\n\n{run_toml(result.run)}",
             CARD: model_card(result.certificate, result.story, result.metrics, self.target.name),
             METRICS: json.dumps(dict(result.metrics), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
         }

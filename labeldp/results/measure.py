@@ -64,13 +64,14 @@ def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
 
 
 def measured(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> dict[str, float | int]:
-    """Return accuracy, AUC (mean over classes, one against the rest) and log loss of probabilities (m, K).
+    """Return accuracy, that of always the most frequent class, AUC (mean over classes, one against the rest), log loss.
 
     >>> measured(np.array([[0.8, 0.2], [0.4, 0.6], [0.6, 0.4]]), np.array([0, 1, 1]))
-    {'rows': 3, 'accuracy': 0.6667, 'auc': 1.0, 'log_loss': 0.5501}
+    {'rows': 3, 'accuracy': 0.6667, 'majority_baseline': 0.6667, 'auc': 1.0, 'log_loss': 0.5501}
     """
     right = float((probabilities.argmax(axis=1) == labels).mean())
     found = {"rows": len(labels), "accuracy": round(right, 4)}
+    found["majority_baseline"] = round(float(np.bincount(labels).max() / len(labels)), 4)
     area = mean_auc(probabilities, labels)
     if area is not None:
         found["auc"] = round(area, 4)

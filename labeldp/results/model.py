@@ -215,9 +215,13 @@ def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | No
 
 def load(folder: Path | str, device: str | None = None) -> Model:
     """Return the model of a folder that `labeldp train` wrote; refused where it is not the certified one."""
-    result = folders.read(Path(folder))
+    return rebuilding(folders.read(Path(folder)), folder, device)
+
+
+def rebuilding(result: Result, folder: Path | str, device: Any = None, model: Any = None) -> Model:
+    """Return the model of a result that was read from this folder; whatever is wrong with it ends in a sentence."""
     try:
-        return rebuilt(result, device)
+        return rebuilt(result, device, model)
     except (ArtifactError, PartsError):
         raise
     except Exception as error:
@@ -228,8 +232,11 @@ def load(folder: Path | str, device: str | None = None) -> Model:
         ) from None
 
 
-def rebuilt(result: Result, device: str | None = None) -> Model:
-    """Return the model of a result, ready to predict on this device (the processor when None)."""
+def rebuilt(result: Result, device: str | None = None, model: Any = None) -> Model:
+    """Return the model of a result, ready to predict on this device (the processor when None).
+
+    A network of the user's is not in the folder, only its weights: `model` is one like it.
+    """
     known = {KIND: LabelDPClassifier, REGRESSOR: LabelDPRegressor}
     if result.kind not in known:
         raise ArtifactError(f"the folder holds a {result.kind}, which this version cannot rebuild; use a newer one")
@@ -237,7 +244,7 @@ def rebuilt(result: Result, device: str | None = None) -> Model:
     name, classes = described["network"], tuple(described["classes"])
     if name is not None and name not in _NETWORKS.values():
         raise ArtifactError(f"the folder's network, {name!r}, is not known to this version; use a newer one")
-    network = None if name is None else Network(name).made(len(classes))
+    network = model if name is None else Network(name).made(len(classes))
     estimator = known[result.kind].from_parts(
         described["estimator"], dict(result.tensors), model=network, certificate=result.certificate, device=device
     )
@@ -275,7 +282,10 @@ def predictions(
             opened = read(table).test
             inputs, columns = None if opened is None else opened.features, {}
         else:
-            raise ArtifactError("the model was trained on images; give the name of a data set of them, and no --keep")
+            raise ArtifactError(
+                "the model was trained on images or on sparse rows; give the name of a data set of images, and no "
+                "--keep, or predict in Python: labeldp.load(folder).predict(X)"
+            )
         taken = [name for name in columns if name in ("prediction", "probability")]
         if taken:
             raise ArtifactError(f"--keep {taken[0]} would hide what is predicted; rename the column")

@@ -27,6 +27,7 @@ from labeldp.results.card import (
     belief_below,
     belief_in_words,
     column_cells,
+    headline,
     is_number,
     measure_words,
     not_protected,
@@ -36,8 +37,8 @@ from labeldp.results.card import (
     render,
 )
 from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid, heat_table
-from labeldp.results.evaluation import Evaluation, shown
-from labeldp.results.facts import DEVICE, Facts
+from labeldp.results.evaluation import PERCENT, Evaluation, shown
+from labeldp.results.facts import Facts, Measured
 from labeldp.results.folder import MODEL, ArtifactError
 
 # The narrower kinds first: some are Gaussians, too.
@@ -90,6 +91,7 @@ def page(facts: Facts) -> str:
         tiles=_tiles(facts),
         promise=promise_section(facts),
         released=released_words(facts.story),
+        machine="with a GPU" if facts.device == "cuda" else "without a GPU",
         ledger=ledger_section(facts),
         noise=noise_section(facts),
         quality=quality_section(facts),
@@ -111,25 +113,24 @@ def write_page(facts: Facts, path: Path) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
-def _tiles(facts: Facts) -> list[tuple[str, str]]:
-    """Return the figures at the top: the price first, then what it bought."""
+def _tiles(facts: Facts) -> list[list[tuple[str, str]]]:
+    """Return the figures at the top in two lines: how good it is, and how private."""
     certificate, test = facts.certificate, facts.metrics["test"]
-    odds = f"{at_most(math.exp(certificate.epsilon), 3)}×" if certificate.epsilon < 50 else "no bound to speak of"
-    tiles = [
-        ("ε", at_most(certificate.epsilon, 4)),
-        ("δ", at_most(certificate.delta, 2)),
-        ("odds of a label move by", odds),
-    ]
     measures = {
         "accuracy": ("accuracy", "{:.1%}"),
+        "majority_baseline": ("always the most frequent class", "{:.1%}"),
         "auc": ("AUC", "{:.3f}"),
         "r2": ("R²", "{:.3f}"),
         "mean_absolute_error": ("mean absolute error", "{:.4g}"),
     }
-    tiles += [(name, form.format(test[key])) for key, (name, form) in measures.items() if key in test]
     own = facts.evaluation.measures if facts.evaluation and not test else {}
+    tiles = [(name, form.format(test[key])) for key, (name, form) in measures.items() if key in test]
     tiles += [(name, shown(key, own[key])) for key, (name, _) in measures.items() if key in own]
-    return [*tiles, ("method", facts.story.method)]
+    odds = f"{at_most(math.exp(certificate.epsilon), 3)}×" if certificate.epsilon < 50 else "no bound to speak of"
+    learnt = facts.story.rows - (facts.evaluation.rows if facts.evaluation else 0)
+    good = [*(tiles or [(facts.measure_name, "not measured")]), ("labels learnt from", f"{learnt:,}")]
+    private = [("ε", at_most(certificate.epsilon, 4)), ("δ", at_most(certificate.delta, 2))]
+    return [good, [*private, ("odds of a label move by", odds), ("method", facts.story.method)]]
 
 
 # -- the promise -----------------------------------------------------------------------------------------------------
@@ -280,27 +281,29 @@ def noise_section(facts: Facts) -> dict[str, Any] | None:
 
 
 def quality_section(facts: Facts) -> dict[str, Any]:
-    """Return measures, learning curves, and accuracy against ε."""
-    test = facts.metrics["test"]
-    origins = {"open labels": test, "public rows and the private model": facts.metrics["expected"]}
-    cells = [
-        (measure_words(name), f"{value:.4g}", origin)
-        for origin, found in origins.items()
-        for name, value in found.items()
-        if name not in COUNTS
-    ]
-    own = facts.evaluation
+    """Return how good it is: a sentence, measures, curves by rows set aside, and accuracy against ε."""
+    test, own = facts.metrics["test"], facts.evaluation
     aside = {} if own is None else own.measures
-    cells += [(measure_words(name), shown(name, one), "rows set aside") for name, one in aside.items()]
-    figures = [against_epsilon(facts), *map(learning_curve, facts.metrics["curves"])]
+    names = [*dict.fromkeys([*aside, *(name for name in test if name not in COUNTS)])]
+    columns = {
+        "rows set aside": {name: shown(name, one) for name, one in aside.items()},
+        "public test rows": {
+            name: f"{value:.1%}" if name in PERCENT else f"{value:.4g}" for name, value in test.items()
+        },
+    }
+    kept = {head: cells for head, cells in columns.items() if cells}
+    cells = [(measure_words(name), *(found.get(name, "–") for found in kept.values())) for name in names]
+    figures = [roc(own), confusion(own), reliability(own)] if own else []
+    figures += [against_epsilon(facts), *map(learning_curve, facts.metrics["curves"])]
     return {
+        "lead": headline(facts.story, test, own),
         "own": own,
-        "sides": _sides(own) if own else None,
-        "own_figures": [confusion(own), roc(own), reliability(own)] if own else [],
         "test_rows": test.get("rows"),
         "left_out": test.get("training_rows_left_out"),
-        "measures": Table("Measures", ["measure", "value", "from"], cells, numbers=(1,)) if cells else None,
+        "measures": Table("Measures", ["measure", *kept], cells, numbers=(1, 2)) if cells else None,
+        "sides": _sides(own) if own else None,
         "figures": [one for one in figures if one is not None],
+        "expected": [(measure_words(name), f"{value:.4g}") for name, value in facts.metrics["expected"].items()],
         "one_query": facts.story.method in BY_KEY and not BY_KEY[facts.story.method].network,
     }
 
@@ -403,18 +406,26 @@ def against_epsilon(facts: Facts) -> Figure | None:
         shown.append(Series("without privacy", [(end, facts.non_private) for end in (grid[0], grid[-1])], tone=3))
     if others:
         shown.append(Series("other results", others, tone=2, line=False))
-    if facts.score is not None:
-        shown.append(Series("this model, measured", [(spent, facts.score)], tone=1, line=False))
-    if sum(len(one.points) for one in shown) < 2:
+    if facts.baseline is not None and facts.classes is not None:
+        level = [(end, facts.baseline) for end in (grid[0], grid[-1])]
+        shown.append(Series("always the most frequent class", level, tone=5, dotted=True))
+    if (facts.score is None and not others) or (facts.classes is None and not others and facts.non_private is None):
+        # Without a point of this model the lines would say nothing about it, and a point by itself says nothing more.
         return None
-    low, high = _around([value for one in shown for _, value in one.points])
+    ends: list[float] = []
+    if facts.score is not None:
+        margins = (facts.margin,) if facts.margin else ()
+        shown.append(Series("this model, measured", [(spent, facts.score)], tone=1, line=False, margins=margins))
+        ends = [facts.score - facts.margin, facts.score + facts.margin]
+    low, high = _around([*ends, *(value for one in shown for _, value in one.points)])
     # A model that is worse than the mean of all labels has an R² below 0.
     named = facts.measure_name
     y = Axis(named, low if facts.classes is None else max(low, 0.0), min(high, 1.0), percent=facts.classes is not None)
     x = Axis("ε (smaller is more private)", grid[0], grid[-1], log=True)
     summary = f"How {named} goes with ε."
     if facts.score is not None:
-        summary += f" This model: {facts.score_words(facts.score)} at ε = {at_most(spent, 4)}."
+        delta = at_most(facts.certificate.delta, 3)
+        summary += f" This model: {facts.score_words(facts.score)} at ε = {at_most(spent, 4)}, δ = {delta}."
     if facts.non_private is not None:
         summary += f" Without privacy: {facts.score_words(facts.non_private)}."
     title = f"{named[:1].upper()}{named[1:]} against epsilon"
@@ -427,7 +438,7 @@ def expected(facts: Facts, grid: Sequence[float]) -> list[Series]:
     Only between results: nothing is drawn beyond the clean labels per class at which it was measured.
     """
     recipe, case = BY_KEY.get(facts.story.method), facts.case
-    found = references(case, DEVICE)
+    found = references(case, facts.device)
     curve = found[0].curve(recipe) if recipe is not None and found else ()
     if recipe is None or len(curve) < 2:
         return []
@@ -454,10 +465,17 @@ def columns_section(facts: Facts) -> Table | None:
 
 def methods_section(facts: Facts) -> dict[str, Any]:
     """Return all recipes, what their queries are worth and what is expected of them; other results where given."""
-    beside = [(one.name, one.method, at_most(one.epsilon, 4), facts.score_words(one.score)) for one in facts.beside]
-    head = ["folder", "method", "ε", facts.measure_name]
+    claim, results = facts.certificate, [(one.name, one) for one in facts.beside]
+    if facts.score is not None:
+        mine = Measured(facts.name, facts.story.method, claim.epsilon, claim.delta, facts.score)
+        results.insert(0, (f"{facts.name} (this one)", mine))
+    beside = [
+        (name, one.method, at_most(one.epsilon, 4), at_most(one.delta, 3), facts.score_words(one.score))
+        for name, one in results
+    ]
+    head = ["folder", "method", "ε", "δ", facts.measure_name]
     found: dict[str, Any] = {
-        "beside": Table("Other results, measured", head, beside, numbers=(2, 3)) if beside else None,
+        "beside": Table("Results, measured", head, beside, numbers=(2, 3, 4)) if facts.beside else None,
         "figure": None,
         "expected": None,
     }
@@ -466,12 +484,14 @@ def methods_section(facts: Facts) -> dict[str, Any]:
     ranking, alike, mine = facts.choice.ranking, facts.choice.alike, facts.story.method
     known = [one for one in ranking if one.clean_labels > 0]
     values = [(one.recipe, one.clean_labels, count(one.clean_labels), one.recipe == mine) for one in known]
-    rows = f"{facts.story.rows:,}"
-    summary = f"As many of {rows} labels without noise would teach a linear model what each method learns."
+    rows, price = f"{facts.rows:,}", f"ε = {at_most(facts.story.epsilon, 4)}, δ = {at_most(facts.story.delta, 3)}"
+    summary = f"As many of {rows} labels without noise would teach a linear model what each method learns at {price}."
     image = bars("Methods by what their queries are worth in clean labels", summary, values)
     found["figure"] = Figure(image, f"Clean labels. {summary}")
     if alike:
-        caption = f"Expected, with caution, on data like {' and '.join(alike)}; yours may be easier or harder"
+        caption = (
+            f"Expected at {price}, with caution, on data like {' and '.join(alike)}; yours may be easier or harder"
+        )
         cells = [
             (one.recipe, "–" if one.accuracy is None else f"{one.accuracy:.1f}%", one.obstacle or one.evidence)
             for one in ranking

@@ -50,7 +50,7 @@ def test_the_report_draws_it(place, tmp_path):
     page = (tmp_path / "page.html").read_text()
     for title in ("Confusion matrix", "ROC curve", "Reliability diagram"):
         assert f"<title>{title}</title>" in page
-    assert "On 200 rows that were set aside" in page
+    assert "of 200 rows that were set aside." in page
     assert "By class, on rows set aside" in page
     assert "Trained on 1,800 secret labels" in page
 

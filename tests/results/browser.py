@@ -24,6 +24,16 @@ addEventListener("load", () => {
   found.background = page.defaultView.getComputedStyle(page.body).backgroundColor;
   found.wide = [...page.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > found.width + 0.5)
     .map(e => e.outerHTML.slice(0, 80));
+  // What sticks out of the box it is in, and boxes side by side that lie over each other.
+  const box = e => e.getBoundingClientRect(), shown = e => box(e).width > 1 && box(e).height > 1;
+  found.spilt = [...page.querySelectorAll("main table, main figure, main p, main dd, main dt, main pre")].filter(shown)
+    .filter(e => box(e).right > box(e.parentElement).right + 0.5 || e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.outerHTML.slice(0, 80));
+  found.over = [...page.querySelectorAll("main, section, .pair, .tiles, header")].flatMap(e => {
+    const parts = [...e.children].filter(shown).map(box);
+    return parts.flatMap((a, i) => parts.slice(i + 1).filter(b => a.left < b.right - 0.5 && b.left < a.right - 0.5 &&
+      a.top < b.bottom - 0.5 && b.top < a.bottom - 0.5).map(() => e.outerHTML.slice(0, 80)));
+  });
   // Texts of charts are outlines: a group each.
   found.texts = [...page.querySelectorAll("figure > svg")].map(svg => [...svg.querySelectorAll("g[id*=text_]")]
     .map(text => {
@@ -61,6 +71,15 @@ def measured(page: str, width: int, folder: Path) -> dict:
     """Return sizes, and where every text of every chart lies, as the browser lays them out."""
     dom = _run(_around(page, width, 2000, folder), max(width, 500), 2000, "--dump-dom").decode()
     return json.loads(html.unescape(re.search(r"<pre>FOUND(.*)END</pre>", dom, re.S).group(1)))
+
+
+def printed(page: str, target: Path, dark: bool = False) -> Path:
+    """Print the page to PDF, as a reader would."""
+    source = target.with_suffix(".html")
+    source.write_text(page, encoding="utf-8")
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    _run(source, 1280, 2000, f"--print-to-pdf={target}", "--no-pdf-header-footer", *scheme)
+    return target
 
 
 def photographed(page: str, width: int, height: int, target: Path, dark: bool = False) -> Path:

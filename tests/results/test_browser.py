@@ -1,14 +1,16 @@
 """The page in a real browser: light, dark and on a phone, whatever fonts there are."""
 
+import re
 from functools import cache
 
 import numpy as np
 import pytest
 
 from labeldp.results.charts import SIZE
+from labeldp.results.evaluation import Evaluation, Measure
 from labeldp.results.facts import gather
 from labeldp.results.report import page
-from tests.results.browser import measured, needed, photographed
+from tests.results.browser import measured, needed, photographed, printed
 from tests.results.reporthelp import CURVES, audited, result, saved
 
 pytestmark = needed
@@ -20,10 +22,24 @@ def made(tmp_path_factory):
     """Everything a page can show, with long names."""
     folder = tmp_path_factory.mktemp("browser")
     classes = tuple(f"class-number-{number}" for number in range(10))
-    shown = result(classes=classes, method="lp_mst", images=True, test=0.85, curves=CURVES, rows=60_000)
+    shown = result(
+        classes=classes, method="lp_mst", images=True, test=0.85, curves=CURVES, rows=60_000, evaluation=own(classes)
+    )
     other = result(epsilon=4.0, classes=classes, method="one_shot", images=True, test=0.91)
     model, beside = saved(folder / "a-model-with-a-rather-long-name", shown), saved(folder / "other", other)
     return page(gather(model, audit=audited(folder), beside=[beside], non_private=0.94))
+
+
+def own(classes):
+    """What rows set aside would say of so many classes."""
+    sides = [Measure(0.8765, 0.0432) for _ in classes]
+    names = ("accuracy", "majority_baseline", "auc", "log_loss", "calibration_error")
+    shares = tuple(tuple(50.0 if a == b else 3.0 for a in classes) for b in classes)
+    roc = ((0.0, 0.0), (0.2, 0.7), (1.0, 1.0)) if len(classes) == 2 else ()
+    return Evaluation(
+        6000, 1.0, {name: Measure(0.8765, 0.0432) for name in names}, classes, shares, tuple(sides), tuple(sides), roc,
+        ((0.1, 0.15, 0.05), (0.5, 0.45, 0.08), (0.9, 0.88, 0.04)),
+    ).to_json()  # fmt: skip
 
 
 # A page has to hold with fonts that are wider and narrower than the ones that happen to be installed here.
@@ -58,6 +74,8 @@ def test_nothing_is_wider_than_the_screen_and_no_text_overlaps(found, width, fon
     assert page["width"] == width
     assert page["scroll"] <= width
     assert page["wide"] == []
+    assert page["spilt"] == []
+    assert page["over"] == []
     assert sum(map(len, page["texts"])) > 40
     for texts in page["texts"]:
         assert overlapping(texts) == []
@@ -78,6 +96,25 @@ def test_the_measure_notices_what_is_too_wide(made, tmp_path):
     found = measured(broken, 360, tmp_path)
     assert found["scroll"] > 360
     assert found["wide"] != []
+    assert found["spilt"] == []
+    narrow = made.replace("<table ", '<table style="width:150%" ')
+    assert measured(narrow, 768, tmp_path)["spilt"] != []
+    over = made.replace("<section ", '<section style="margin-top:-40px" ')
+    assert measured(over, 768, tmp_path)["over"] != []
+
+
+def test_a_table_with_two_classes_and_its_curves_holds_too(tmp_path):
+    shown = result(test=0.85, evaluation=own(("no", "yes")))
+    found = measured(page(gather(saved(tmp_path / "table", shown))), 768, tmp_path)
+    assert (found["scroll"], found["wide"], found["spilt"], found["over"]) == (768, [], [], [])
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_prints_on_a_few_light_pages(made, dark, tmp_path):
+    path = printed(made, tmp_path / "page.pdf", dark=dark)
+    content = path.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 12
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (360, False)], ids=["light", "dark", "phone"])

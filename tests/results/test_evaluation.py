@@ -46,6 +46,8 @@ def test_without_noise_they_are_those_of_open_labels(classes):
     found, open_ = evaluated(model, labels, math.inf), measured(model, labels)
     predicted = model.argmax(axis=1)
     assert found.measures["accuracy"].value == pytest.approx(open_["accuracy"], abs=1e-4)
+    assert found.measures["majority_baseline"].value == pytest.approx(open_["majority_baseline"], abs=1e-4)
+    assert found.majority == str(np.bincount(labels).argmax())
     assert found.measures["auc"].value == pytest.approx(open_["auc"], abs=0.003)
     assert found.measures["log_loss"].value == pytest.approx(open_["log_loss"], abs=0.02)
     pairs = np.zeros((classes, classes))

@@ -1,3 +1,4 @@
+import dataclasses
 import html.parser
 import json
 import math
@@ -5,11 +6,13 @@ import re
 
 import pytest
 
+from labeldp.choosing.choice import choose
 from labeldp.core.random import SecureRandom
 from labeldp.results.card import belief_after, belief_below
+from labeldp.results.evaluation import Measure
 from labeldp.results.facts import gather
 from labeldp.results.folder import ArtifactError
-from labeldp.results.report import growth, page, write_page
+from labeldp.results.report import against_epsilon, growth, methods_section, page, write_page
 from tests import commands
 from tests.results.reporthelp import AUDIT, CURVES, audited, many_looks, result, saved
 
@@ -198,7 +201,9 @@ def test_what_is_expected_is_what_was_measured_there(tmp_path):
     from labeldp.choosing.predict import points
     from labeldp.results.report import expected
 
-    known = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.key) == ("fashion_mnist", "lp_mst")}
+    measured = {p.epsilon: p.accuracy for p in points() if (p.dataset, p.recipe.key) == ("fashion_mnist", "lp_mst")}
+    # One that did worse than guessing among ten has no odds to be carried over.
+    known = {epsilon: value for epsilon, value in measured.items() if value > 12}
     made = result(classes=tuple("abcdefghij"), method="lp_mst", images=True, rows=60_000)
     facts = gather(saved(tmp_path / "model", made))
     (line,) = expected(facts, sorted(known))
@@ -342,6 +347,7 @@ def test_the_command_refuses_in_one_sentence(tmp_path, arguments, words):
 def own(**change):
     side = [{"value": 0.9, "margin": 0.1}, None]
     measures = {name: {"value": 0.8, "margin": 0.05} for name in ("accuracy", "auc", "log_loss", "calibration_error")}
+    measures["majority_baseline"] = {"value": 0.61, "margin": 0.05}
     return {
         "rows": 300, "epsilon": 1.0, "measures": measures, "classes": ["no", "<script>"], "recall": side,
         "precision": side, "confusion": [[90.0, 10.0], [-0.5, 5.0]], "roc": [[0, 0], [0.2, 0.7], [1, 1]],
@@ -356,7 +362,7 @@ def test_what_rows_set_aside_measured_is_shown_and_stands_in_for_open_labels(tmp
     assert facts.score == 0.8
     assert "<script>" not in text
     assert "80.0% ± 5.0" in read.text
-    assert "On 300 rows that were set aside" in read.text
+    assert "Right for 80.0% ± 5.0 of 300 rows that were set aside." in read.text
     assert "Trained on 2,700 secret labels" in read.text
     for title in ("Confusion matrix", "ROC curve", "Reliability diagram"):
         assert f"<title>{title}</title>" in text
@@ -366,7 +372,79 @@ def test_what_rows_set_aside_measured_is_shown_and_stands_in_for_open_labels(tmp
     "change",
     [{"classes": [], "recall": [], "precision": [], "confusion": []}, {"confusion": []}, {"roc": [[5, -3], [2, 2]]},
      {"calibration": [[-9, 9, 1e9], [3, 3, -1]]}, {"measures": {}}, {"confusion": [[1e308, 1e308], [0, 0]]},
+     {"measures": {"accuracy": {"value": 0.8, "margin": 1e9}, "majority_baseline": {"value": 1e300, "margin": 0}}},
      {"measures": {"accuracy": {"value": 1e300, "margin": -1}}}, {"rows": "many"}, {"classes": ["x" * 9999, "y"]}],
 )  # fmt: skip
 def test_odd_measures_of_rows_set_aside_do_no_harm(tmp_path, change):
     Reader(page(gather(saved(tmp_path / "model", result(evaluation=own(**change))))))
+
+
+# -- what is asked first ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_begins_with_how_good_it_is_beside_what_needs_no_model(tmp_path):
+    read = Reader(page(gather(saved(tmp_path / "model", result(test=None, evaluation=own())))))
+    order = [read.text.index(words) for words in ("80.0%", "How good it is", "What is promised", "What it cost")]
+    assert order == sorted(order)
+    assert "Always saying “no”, the most frequent class, would be right for 61.0%." in read.text
+    first = read.text[: read.text.index("How good it is")]
+    for words in ("accuracy", "always the most frequent class", "AUC", "ε", "δ", "odds of a label move by", "method"):
+        assert words in first, words
+
+
+def test_open_labels_and_rows_set_aside_stand_side_by_side(tmp_path):
+    read = Reader(page(gather(saved(tmp_path / "model", result(test=0.84, evaluation=own())))))
+    assert "rows set aside" in read.text
+    assert "public test rows" in read.text
+    assert "Right for 84.0% of 500 rows with public labels." in read.text
+
+
+def test_accuracy_against_epsilon_has_this_models_own_point_and_its_error_bar(tmp_path):
+    facts = gather(saved(tmp_path / "model", result(test=None, evaluation=own())))
+    figure = against_epsilon(facts)
+    assert "this model, measured" in figure.image
+    assert "always the most frequent class" in figure.image
+    assert "This model: 80.0% at ε = 1, δ = 0." in figure.caption
+    assert facts.margin == 0.05
+    # The bar makes the chart another one.
+    bare = dataclasses.replace(facts, evaluation=dataclasses.replace(
+        facts.evaluation, measures={**facts.evaluation.measures, "accuracy": Measure(0.8, 0.0)}))  # fmt: skip
+    assert against_epsilon(bare).image.count("<path") < figure.image.count("<path")
+
+
+def test_without_a_measure_there_is_no_chart_of_something_else(tmp_path):
+    """It used to show randomized response, which readers took for the model."""
+    facts = gather(saved(tmp_path / "model", result(test=None)))
+    assert against_epsilon(facts) is None
+    read = Reader(page(facts))
+    assert "Not measured on labels" in read.text
+    assert "not measured" in read.text[: read.text.index("How good it is")]
+
+
+def test_delta_stands_beside_every_result_that_is_compared(tmp_path):
+    mine = saved(tmp_path / "mine", many_looks(delta=1e-6))
+    facts = gather(mine, beside=[saved(tmp_path / "other", result(test=0.9))])
+    table = methods_section(facts)["beside"]
+    assert table.head[2:4] == ["ε", "δ"]
+    assert [row[0] for row in table.rows] == ["mine (this one)", "other"]
+    assert [row[3] for row in table.rows] == ["1e-06", "0"]
+    figure = methods_section(facts)["figure"]
+    assert "δ = 1e-06" in figure.caption
+
+
+def test_methods_are_compared_for_the_rows_and_the_machine_that_the_model_was_chosen_for(tmp_path):
+    problem = {"num_rows": 2700, "feature_dim": 12, "device": "cpu"}
+    facts = gather(saved(tmp_path / "model", result(chosen_for=problem)))
+    assert (facts.rows, facts.width, facts.device) == (2700, 12, "cpu")
+    assert facts.choice.reason == choose(2700, 2, 1.0, 0.0, feature_dim=12, modality="table", device="cpu").reason
+    assert "for a machine without a GPU" in Reader(page(facts)).text
+
+
+def test_the_card_begins_with_how_good_how_private_and_how_to_check(tmp_path):
+    card = (saved(tmp_path / "model", result(test=None, evaluation=own())) / "model_card.md").read_text()
+    first = card[: card.index("## What is protected")]
+    assert "**How good it is**: Right for 80.0% ± 5.0 of 300 rows that were set aside." in first
+    assert "**How private it is**: ε = 1, δ = 0, for one label. Whoever sees" in first
+    assert "`labeldp verify model`" in first
+    bare = (saved(tmp_path / "bare", result(test=None)) / "model_card.md").read_text()
+    assert "**How good it is**: not measured on labels." in bare

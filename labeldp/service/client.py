@@ -1,0 +1,439 @@
+"""Ask a vault that lies behind a service: `RemoteVault` has the face of `LabelVault`, so that recipes run unchanged.
+
+What it holds in place of labels are the numbers of its rows. It keeps its own books, so that parts, plans, budgets and
+certificates work as in process; a query is paid for, drawn and kept by the service, in one transaction, before it
+counts here. Every query has an id: sent again after a lost connection, or by a run that was killed and goes on in its
+folder, it returns what was released the first time and costs nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import flight
+
+from labeldp.core.certificate import Certificate
+from labeldp.core.certificate import parse as read_certificate
+from labeldp.core.events import Event, event_to_json
+from labeldp.core.ledger import Budget, BudgetExceededError, Charged, Unit
+from labeldp.core.protocols import LeaseCounter, LedgerStore
+from labeldp.core.vault import LabelVault, Lease, Mechanism
+from labeldp.mechanisms.values import Grid, ValueVault
+from labeldp.service import wire
+from labeldp.service.log import Line, Place, sentence
+from labeldp.service.served import texts
+from labeldp.service.wire import AccessError, BusyError, WireError
+
+Out = TypeVar("Out")
+Rows = npt.ArrayLike | None
+# Rows, and bytes of columns, that are sent at a time.
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 1 << 21
+# How often a call is sent again when the connection is lost, and how long it waits in between, in seconds.
+_TRIES, _PAUSE, _LONGEST_PAUSE = 8, 0.1, 5.0
+_LOST = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)
+
+
+class ServiceError(ValueError):
+    """A service that cannot be reached, or failed. One sentence."""
+
+
+class StaleRowsError(ServiceError):
+    """The service does not remember a choice of rows: it is named again."""
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """Calls of one service with one token; what is lost on the way is sent again.
+
+    Args:
+        address: grpc+unix:///path/to/socket or grpc+tls://host:port.
+        token: of `labeldp access token`.
+        root_certs: PEM of who signed the service's certificate; the system's own when None.
+        tries: how often a call is sent before the service counts as gone.
+    """
+
+    def __init__(self, address: str, token: str, root_certs: bytes | None = None, tries: int = _TRIES) -> None:
+        if not address.startswith(("grpc+unix://", "grpc+tls://")):
+            raise ValueError(f"address={address!r} is neither grpc+unix:///path nor grpc+tls://host:port; give one")
+        self.address, self._tries = address, tries
+        self._options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
+        more: dict[str, Any] = {} if root_certs is None else {"tls_root_certs": root_certs}
+        self._make: Callable[[], Any] = lambda: flight.FlightClient(address, **more)
+        self._client = self._make()
+
+    def __repr__(self) -> str:
+        return f"Connection({self.address!r})"
+
+    def act(self, action: str, **fields: Any) -> dict[str, Any]:
+        """Call without data."""
+
+        def call() -> dict[str, Any]:
+            body = json.dumps(fields).encode()
+            (answer,) = self._client.do_action(flight.Action(action, body), self._options)
+            return json.loads(answer.body.to_pybytes())
+
+        return self._again(lambda _: call())
+
+    def exchange(
+        self, header: dict[str, Any], schema: pa.Schema, batches: Callable[[], Iterable[pa.RecordBatch]]
+    ) -> tuple[dict[str, Any], bytes]:
+        """Call with data, which is read anew each time it is sent."""
+
+        def call(again: bool) -> tuple[dict[str, Any], bytes]:
+            told = {**header, "again": again} if header["do"] == "ask" else header
+            command = flight.FlightDescriptor.for_command(json.dumps(told, allow_nan=False).encode())
+            writer, reader = self._client.do_exchange(command, self._options)
+            try:
+                # Where the service has ended the call early, what it says about that comes with the answer.
+                with suppress(pa.ArrowException, flight.FlightError, OSError):
+                    if schema.names:
+                        writer.begin(schema)
+                        for batch in batches():
+                            writer.write_batch(batch)
+                    writer.done_writing()
+                answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+                content = b""
+                if header["do"] == "ask":
+                    content = reader.read_chunk().app_metadata.to_pybytes()
+            except StopIteration:
+                raise flight.FlightUnavailableError("the answer ended too soon") from None
+            finally:
+                # What went wrong was said above; closing says it again.
+                with suppress(pa.ArrowException, flight.FlightError, OSError):
+                    writer.close()
+            return answer, content
+
+        return self._again(call)
+
+    def _again(self, call: Callable[[bool], Any]) -> Any:
+        pause, failed = _PAUSE, ""
+        for attempt in range(self._tries):
+            try:
+                return call(attempt > 0)
+            except _LOST as error:
+                failed = type(error).__name__
+            except flight.FlightError as error:
+                kind = bytes(error.extra_info or b"").decode("ascii", "replace")
+                if kind != "busy" or attempt + 1 == self._tries:
+                    raise _in_words(kind, str(error)) from None
+                failed = "too many calls"
+            except (pa.ArrowException, OSError) as error:
+                failed = type(error).__name__
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            self._client = self._make()
+        raise ServiceError(
+            f"the service at {self.address} cannot be reached ({failed}); check the address, and ask its owner"
+        )
+
+
+def _in_words(kind: str, message: str) -> Exception:
+    """Return what a refusal raises here."""
+    # Flight adds where it happened; the sentence comes first.
+    sentence = message.partition(". Detail: ")[0].partition(". gRPC client debug context")[0]
+    kinds: dict[str, type[Exception]] = {
+        "budget": BudgetExceededError, "access": AccessError, "busy": BusyError, "message": WireError,
+        "rows": StaleRowsError,
+    }  # fmt: skip
+    return kinds.get(kind, ServiceError)(sentence)
+
+
+# -- the vault ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """Whose noise it is: the service's, as it says."""
+
+    source: str
+    seed: int | None
+
+
+class _Ask:
+    """A query on its way: sent when it is paid for, or when it is drawn where its plan was paid for before."""
+
+    def __init__(self, account: RemoteAccount, mechanism: Any, rows: npt.NDArray[Any], request: str) -> None:
+        self._account, self._mechanism, self._rows, self._request = account, mechanism, rows, request
+        self._question = wire.encode(mechanism)
+        self.release: Any = None
+        self.place: Place | None = None
+
+    def send(self, plan_id: str | None, plan: Sequence[Charged] | None) -> None:
+        """Ask the service; plan are the queries that are paid for with this one, where they are not yet."""
+        self.release, self.place = self._account.send(
+            self._mechanism, self._question, self._rows, self._request, plan_id, plan
+        )
+
+
+class RemoteAccount:
+    """The `store` of a remote vault: what it is charged, the service charges, while the query is on its way."""
+
+    # Every row pays for itself: ids are all different.
+    by_row = True
+
+    def __init__(self, connection: Connection, dataset: str, ids: pa.Array, service: str) -> None:
+        self._connection, self._dataset, self._ids, self._service = connection, dataset, ids, service
+        self._lock, self._pending = threading.RLock(), threading.local()
+        # Names of choices of rows, by their content here.
+        self._names: dict[bytes, str] = {}
+        self.rows = self._bind()
+
+    @property
+    def id(self) -> str:
+        """The service's store, by its random name."""
+        return self._service
+
+    @contextmanager
+    def asking(self, ask: _Ask) -> Iterator[None]:
+        """Let the charges of this block be paid for by sending this query."""
+        self._pending.ask = ask
+        try:
+            yield
+        finally:
+            self._pending.ask = None
+
+    # -- what a vault expects of a store ------------------------------------------------------------------------------
+
+    def serve(self, vault: str, unit: Unit) -> None:
+        """Take any vault: the service knows rows by their ids."""
+
+    def keep(self, plan: Sequence[Charged], num_rows: int, query_id: str | None) -> None:
+        """Let the service charge a plan with the first query of it; or check that it did, for one drawn before."""
+        ask: _Ask | None = getattr(self._pending, "ask", None)
+        if ask is not None:
+            ask.send(query_id, None if query_id is None else plan)
+        elif query_id is None or not self.holds(query_id):
+            raise ServiceError(
+                "the service does not know a release that is kept here: it is another one, or an older copy of its "
+                "store was put back. Use a new folder and pay again"
+            )
+
+    def holds(self, query_id: str) -> bool:
+        """Return whether queries were paid for under this id."""
+        return bool(self._connection.act("holds", dataset=self._dataset, plan=query_id)["holds"])
+
+    def begin(self, query_id: str, number: int, index: int, most: int) -> None:
+        """Do nothing: the service counts."""
+
+    # -- rows and queries ---------------------------------------------------------------------------------------------
+
+    def _bind(self) -> str:
+        """Name all rows of the vault by their ids."""
+        schema = pa.schema([pa.field("id", pa.large_string(), nullable=False)])
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for start in range(0, len(self._ids), _ROWS_AT_ONCE):
+                yield pa.RecordBatch.from_arrays([self._ids.slice(start, _ROWS_AT_ONCE)], schema=schema)
+
+        answer, _ = self._connection.exchange({"do": "bind", "dataset": self._dataset}, schema, batches)
+        return str(answer["rows"])
+
+    def _named(self, rows: npt.NDArray[Any] | None) -> str:
+        """Return the service's name of these rows of the vault, in this order."""
+        if rows is None or (len(rows) == len(self._ids) and np.array_equal(rows, np.arange(len(rows)))):
+            return self.rows
+        index = np.ascontiguousarray(rows, dtype=np.int64)
+        key = hmac.digest(b"rows", index.tobytes(), "sha256")
+        if key not in self._names:
+            schema = wire.arrow_schema({"row": ("int64", None)})
+            header = {"do": "choose", "dataset": self._dataset, "rows": self.rows}
+            parts = lambda: (wire.to_batch(schema, part) for part in wire.rows_of({"row": index}, _ROWS_AT_ONCE))  # noqa: E731
+            self._names[key] = str(self._connection.exchange(header, schema, parts)[0]["rows"])
+        return self._names[key]
+
+    def send(
+        self,
+        mechanism: Any,
+        question: wire.Question,
+        rows: npt.NDArray[Any],
+        request: str,
+        plan_id: str | None,
+        plan: Sequence[Charged] | None,
+    ) -> tuple[Any, Place]:
+        """Ask, naming the rows again where the service has forgotten them."""
+        schema = wire.arrow_schema(wire.declared_columns(question.verb, question.settings))
+        header: dict[str, Any] = {
+            "do": "ask", "dataset": self._dataset, "request": request, "verb": question.verb,
+            "settings": question.settings, "plan_id": plan_id,
+        }  # fmt: skip
+        for attempt in range(3):
+            try:
+                with self._lock:
+                    header["rows"] = self._named(rows)
+                    header["plan"] = plan and [
+                        {"event": event_to_json(event), "rows": self._named(which)} for event, _, which in plan
+                    ]
+                answer, content = self._connection.exchange(header, schema, lambda: _batches(schema, question))
+                return wire.unpack(content, mechanism), Place(int(answer["entry"]), str(answer["hash"]))
+            except StaleRowsError:
+                # The service was started anew, say.
+                with self._lock:
+                    time.sleep(attempt * _PAUSE)
+                    self._names.clear()
+                    self.rows = self._bind()
+        raise ServiceError("the service forgets the rows that are named; it serves too many choices at once")
+
+
+def _batches(schema: pa.Schema, question: wire.Question) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of a question in record batches of a few megabytes."""
+    if question.stream is None:
+        for part in wire.rows_of(question.columns, _ROWS_AT_ONCE):
+            yield wire.to_batch(schema, part)
+        return
+    kind = np.dtype(schema.field(wire.FEATURES).type.value_type.to_pandas_dtype())
+    at_once = max(1, _BYTES_AT_ONCE // (question.stream.width * kind.itemsize))
+    for chunk in question.stream.read():
+        given = np.asanyarray(chunk)
+        if (given.dtype == np.float32) != (kind == np.float32):
+            raise ValueError("features change their type from chunk to chunk; give one type")
+        for start in range(0, len(given), at_once):
+            part = np.ascontiguousarray(given[start : start + at_once], dtype=kind)
+            yield wire.to_batch(schema, {wire.FEATURES: part})
+
+
+class RemoteVault(LabelVault):
+    """Labels behind the door of a service; no label is ever in this process.
+
+    Args:
+        address: grpc+unix:///path/to/socket or grpc+tls://host:port.
+        token: of `labeldp access token`.
+        dataset: its name there.
+        ids: one public id per row of this vault, in any order: whole numbers or texts. Ids that the service does not
+            know are counted and refused.
+        root_certs: PEM of who signed the service's certificate; the system's own when None.
+
+    A data set of numbers makes a `RemoteValueVault`.
+    """
+
+    def __init__(
+        self, address: str, *, token: str, dataset: str, ids: Iterable[Any], root_certs: bytes | None = None
+    ) -> None:
+        connection = Connection(address, token, root_certs)
+        facts = connection.act("describe", dataset=dataset)
+        known = texts(ids)
+        if facts["grid"] is not None:
+            # Numbers are asked other things than classes, by other recipes.
+            self.__class__ = RemoteValueVault  # type: ignore[assignment]
+            low, high, levels = facts["grid"]
+            vars(self)["grid"] = Grid(low, high, levels)
+        account = RemoteAccount(connection, dataset, known, str(facts["service"]))
+        budget = Budget(float(facts["budget"]["epsilon"]), float(facts["budget"]["delta"]))
+        noise: Any = _Noise(str(facts["noise"]), 0 if facts["seeded"] else None)
+        # In place of labels: the numbers of rows.
+        LabelVault.__init__(self, np.arange(len(known)), max(1, len(known)), budget, store=account, rng=noise)
+        self._num_classes, self._places = int(facts["num_classes"]), np.arange(len(known))
+        self._facts, self._connection, self._account = facts, connection, account
+
+    def __repr__(self) -> str:
+        return f"RemoteVault({len(self)} rows of {self.dataset!r} at {self._connection.address})"
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data set."""
+        return str(self._facts["dataset"])
+
+    @property
+    def label(self) -> str:
+        """The secret column, by its name."""
+        return str(self._facts["label"])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """All classes as they were declared; empty where the label is a number."""
+        return tuple(self._facts["classes"])
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Between what the label lies, where it is a number."""
+        found = self._facts["bounds"]
+        return None if found is None else (float(found[0]), float(found[1]))
+
+    # -- queries ---------------------------------------------------------------------------------------------------
+
+    def lease_batches(
+        self,
+        mechanisms: Sequence[Mechanism[Out]],
+        times: int,
+        batches: Sequence[Rows],
+        *,
+        counter: LeaseCounter | None = None,
+    ) -> tuple[Lease[Out], ...]:
+        """Ask one query of the service; it is drawn when it is paid for, and the lease hands it out."""
+        if len(mechanisms) != 1 or len(batches) != 1 or times != 1:
+            raise ValueError(
+                f"{times} × {len(mechanisms)} queries cannot be paid for in advance at a service, which draws one when "
+                "it is paid for. Choose a recipe that needs no gradients, or run this one where the labels are"
+            )
+        mechanism, index = mechanisms[0], self._checked_rows(batches[0])
+        charges = self._charges(mechanism, 1, index)
+        query_id = None if counter is None else counter.query_id
+        request = secrets.token_hex(16) if query_id is None else query_id
+        ask = _Ask(self._account, mechanism, self._places if index is None else self._places[index], request)
+        if counter is not None:
+            self._bind(counter, charges, 1, index, [len(self)])
+        with self._account.asking(ask):
+            place = self._charge(charges, query_id)
+        if ask.place is None:
+            # Its plan was paid for with an earlier query, or it was asked for under this id before.
+            known = self._counting(query_id, place)
+            ask.send(known[-1][1] if known else None, None)
+        if ask.place is not None:
+            self.assume(*getattr(mechanism, "assumptions", ()), sentence(ask.place, str(self._facts["signer"])))
+        return (Lease(lambda: (ask.release, None), 1, (), None, 0),)
+
+    def part(self, rows: Rows = None, budget: Budget | None = None, *, store: LedgerStore | None = None) -> Self:
+        """Return a vault of some rows, as `LabelVault.part` does."""
+        part, index = super().part(rows, budget, store=store), self._checked_rows(rows)
+        part._places = self._places if index is None else self._places[index]
+        return part
+
+    def plan(self, queries: Sequence[tuple[Event, int, Rows]], *, query_id: str | None = None) -> Self:
+        """Return a vault that can draw these queries, as `LabelVault.plan` does; each at most once."""
+        if any(times != 1 for _, times, _ in queries):
+            raise ValueError("a query of a plan is asked more than once, which a service does not do; list it twice")
+        return super().plan(queries, query_id=query_id or secrets.token_hex(16))
+
+    def spent(self) -> float:
+        """Return what the holder of the token has spent on this data set so far, in all processes."""
+        return float(self._connection.act("budget", dataset=self.dataset)["spent"])
+
+    def service_certificate(self, delta: float = 0.0) -> Certificate:
+        """Return the service's own claim about all that the holder of the token was told of this data set."""
+        answer = self._connection.act("certificate", dataset=self.dataset, delta=delta)
+        return read_certificate(answer["certificate"])
+
+    def fingerprint(self, secret: bytes) -> str:
+        """Return a name for labels that are not here: of the service, the data set and the rows."""
+        return hmac.new(
+            secret, f"{self._facts['service']} {self.dataset} {self._account.rows}".encode(), "sha256"
+        ).hexdigest()
+
+    def reveal(self, reason: str) -> NoReturn:
+        """Refuse: a service hands out no labels."""
+        raise TypeError("a RemoteVault holds no labels and cannot reveal any; ask the data owner")
+
+
+class RemoteValueVault(RemoteVault, ValueVault):
+    """Numbers behind the door of a service."""
+
+
+def read_log(connection: Connection, after: int = 0) -> list[Line]:
+    """Return the lines of a service's log, for owners and auditors."""
+    found: list[Line] = []
+    while lines := connection.act("log", after=after)["lines"]:
+        found += [Line(**line) for line in lines]
+        after = found[-1].number
+    return found

@@ -1,0 +1,423 @@
+"""Answer queries exactly once: what is charged, drawn and kept is written down in one transaction, many at a time.
+
+    check everything  →  draw, in memory  →  one transaction: charge, keep the release, log it  →  answer
+
+Nothing leaves the process before the transaction is on the disk, and a query that cannot be paid for at that moment is
+refused and its draw forgotten unseen. A kill at any point leaves all of it or nothing: a release that was charged is
+kept, and asking again with the same id returns it and charges nothing. The same id with another question is refused.
+
+Transactions are committed by one thread, as many queries in each as are waiting (group commit), so that a thousand
+small queries do not wait for the disk a thousand times. Features are added up while they arrive, outside of any lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from labeldp.budgets.batch import Batch, Book, State
+from labeldp.budgets.ids import Charge
+from labeldp.budgets.keys import StoreError
+from labeldp.budgets.tables import Database, describe, refuse_change, sa, sealed_line, tampered, whole_line
+from labeldp.core.accountant import epsilon as epsilon_of
+from labeldp.core.certificate import Certificate, certify
+from labeldp.core.events import Event, Query, event_to_json
+from labeldp.core.ledger import ONE_LABEL, Budget, Ledger, RowIndex
+from labeldp.core.vault import MechanismError
+from labeldp.results.signing import SigningKey
+from labeldp.service import log, logbook, wire
+from labeldp.service.access import Person
+from labeldp.service.served import Choice, Choices, Served
+from labeldp.service.tables import REQUESTS
+from labeldp.service.wire import WireError
+
+# Queries, and bytes of releases, that one transaction takes.
+_MOST_AT_ONCE, _MOST_BYTES = 512, 1 << 28
+# How many queries may wait for the disk before others are turned away.
+_MOST_WAITING = 4096
+PATIENCE_SECONDS = 150.0
+
+
+class UnknownRowsError(WireError):
+    """A choice of rows that this process does not remember; the analyst names its rows again."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A query as it was sent, its settings checked."""
+
+    request: str
+    dataset: str
+    rows: str
+    verb: str
+    settings: dict[str, Any] = field(repr=False)
+    # As they were sent: what the digest is made of.
+    given: Mapping[str, Any] = field(repr=False)
+    plan_id: str | None = None
+    # Event, times and choice of rows of every query that was fixed together with this one.
+    plan: Sequence[tuple[Event, str]] | None = None
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A release that is on the disk, and the log's entry about it."""
+
+    release: bytes = field(repr=False)
+    place: log.Place
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """A query that was drawn and waits for the disk."""
+
+    person: Person
+    budget: Budget
+    ask: Ask
+    charge: Charge
+    plan: list[Charge]
+    digest: str
+    release: bytes
+    done: Future[Kept]
+
+
+class Engine:
+    """Data sets, books and the thread that writes them down.
+
+    Args:
+        database: the budget store, with the tables of a service.
+        served: the data sets; each must have a budget in the store.
+        key: signs the log.
+        witness: remembers outside of the store how far the log has come.
+    """
+
+    def __init__(
+        self, database: Database, served: Sequence[Served], key: SigningKey, witness: logbook.Witness | None = None
+    ) -> None:
+        self.database, self.key, self.choices = database, key, Choices()
+        self.served = {each.name: each for each in served}
+        self._witness, self._states = witness, dict[str, State]()
+        self._waiting: queue.Queue[_Job | None] = queue.Queue(_MOST_WAITING)
+        self._flying: dict[tuple[str, str], tuple[threading.Lock, int]] = {}
+        self._lock = threading.Lock()
+        with database.writing() as connection:
+            for each in served:
+                self._check_served(Batch(database, connection, each.name), each)
+        self._thread = threading.Thread(target=self._commit_all, name="labeldp-commits", daemon=True)
+        self._thread.start()
+
+    def _check_served(self, batch: Batch, served: Served) -> None:
+        # The same name, labels, classes and unit as the budget was made with.
+        refuse_change(
+            batch.dataset, describe(self.database.key, served.name, served.vault, batch.dataset.budget, None)[0]
+        )
+        self._states[served.name] = batch.state
+
+    def close(self) -> None:
+        """Answer what is waiting, and stop."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    # -- a query ---------------------------------------------------------------------------------------------------
+
+    def choice(self, dataset: str, name: str) -> Choice:
+        """Return a choice of rows that was named before; UnknownRowsError where it is not remembered."""
+        found = self.choices.get(dataset, name)
+        if found is None:
+            raise UnknownRowsError(f"rows={name!r} are not known here; name them again")
+        return found
+
+    def ask(
+        self, person: Person, budget: Budget, ask: Ask, parts: Callable[[Any], Iterator[Mapping[str, Any]]]
+    ) -> Kept:
+        """Return the release of a query, drawn now or kept from before.
+
+        Args:
+            person: who pays.
+            budget: what they may spend on this data set.
+            ask: the query.
+            parts: gives its columns, in parts of the rows, and adds what it reads to a digest.
+        """
+        served, chosen = self.served[ask.dataset], self.choice(ask.dataset, ask.rows)
+        wire.check_size(ask.verb, ask.settings, chosen.count, served.vault.num_classes)
+        with self._alone(person.name, ask.request) as repeated:
+            digest = hashlib.sha256(_canonical([ask.dataset, ask.rows, ask.verb, ask.given, ask.plan_id]))
+            arriving = parts(digest)
+            line = self._line(person, ask) if ask.again or repeated else None
+            if line is not None:
+                # Drawn before: what is sent again is only compared.
+                for _ in arriving:
+                    pass
+                return self._checked(line, digest.hexdigest())
+            mechanism = wire.decode(ask.verb, ask.settings, chosen.count, arriving)
+            _fit(mechanism, chosen.count, served.vault.num_classes)
+            event = mechanism.event()
+            if not math.isfinite(epsilon_of((Query(event),), budget.delta or 1e-12)):
+                raise WireError("the query has no noise and would cost without bound; give it some")
+            rows: RowIndex | None = None if chosen.rows is None else chosen.rows
+            charge = Charge(event, 1, _all_or(rows, len(served.vault)))
+            plan = self._plan(ask, charge, len(served.vault))
+            self._check_affordable(person, budget, ask, plan)
+            try:
+                release = wire.pack(served.vault.release(mechanism, rows))
+            except MechanismError:
+                raise WireError("the columns could not be read as declared; nothing was charged") from None
+            for _ in arriving:
+                raise WireError("the columns have more rows than are asked; send one entry for each")
+            done: Future[Kept] = Future()
+            try:
+                job = _Job(person, budget, ask, charge, plan, digest.hexdigest(), release, done)
+                self._waiting.put(job, timeout=PATIENCE_SECONDS)
+            except queue.Full:
+                raise StoreError("the service is busy; nothing was charged, try again") from None
+            return done.result(timeout=2 * PATIENCE_SECONDS)
+
+    @contextmanager
+    def _alone(self, person: str, request: str) -> Generator[bool]:
+        """Let the copies of one request wait for each other; yield whether there was one before."""
+        key = (person, request)
+        with self._lock:
+            lock, count = self._flying.get(key, (threading.Lock(), 0))
+            self._flying[key] = lock, count + 1
+        try:
+            with lock:
+                yield count > 0
+        finally:
+            with self._lock:
+                lock, count = self._flying.pop(key)
+                if count > 1:
+                    self._flying[key] = lock, count - 1
+
+    def _plan(self, ask: Ask, charge: Charge, num_rows: int) -> list[Charge]:
+        """Return all queries that were fixed together with this one: at least itself."""
+        if ask.plan_id is None:
+            # A query by itself pays for itself, and for nothing else.
+            if ask.plan is not None:
+                raise WireError("a plan is given without a plan_id; give it one, by which its other queries are known")
+            return [charge]
+        if ask.plan is not None and not ask.plan:
+            raise WireError("plan is empty; list the queries that were fixed together")
+        found = []
+        for event, rows in ask.plan or ():
+            chosen = self.choice(ask.dataset, rows).rows
+            found.append(Charge(event, 1, _all_or(chosen, num_rows)))
+        return found
+
+    def _check_affordable(self, person: Person, budget: Budget, ask: Ask, plan: list[Charge]) -> None:
+        """Refuse before anything is drawn what cannot be paid for, as far as this process knows."""
+        if ask.plan_id is None and not ask.again:
+            book = self._states[ask.dataset].own.get(person.spends_as)
+            book = book or Book(Ledger(len(self.served[ask.dataset].vault)))
+            book.check_with(plan, budget, ONE_LABEL)
+
+    def _line(self, person: Person, ask: Ask) -> sa.RowMapping | None:
+        with self.database.reading() as connection:
+            here = (REQUESTS.c.person == person.name, REQUESTS.c.id == ask.request)
+            return connection.execute(sa.select(REQUESTS).where(*here)).mappings().one_or_none()
+
+    def _checked(self, line: sa.RowMapping, digest: str) -> Kept:
+        if not whole_line(self.database.key, line):
+            raise StoreError(tampered(line["dataset"], self.database.name))
+        if line["digest"] != digest:
+            raise WireError(f"request={line['id']!r} was another question before; give this one an id of its own")
+        return Kept(bytes(line["release"]), log.Place(line["entry"], line["hash"]))
+
+    # -- the thread that writes down -------------------------------------------------------------------------------
+
+    def _commit_all(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            jobs, size, last = [first], len(first.release), False
+            while len(jobs) < _MOST_AT_ONCE and size < _MOST_BYTES:
+                try:
+                    job = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if job is None:
+                    last = True
+                    break
+                jobs.append(job)
+                size += len(job.release)
+            self._commit(jobs)
+            if last:
+                break
+
+    def _commit(self, jobs: list[_Job]) -> None:
+        """Write the jobs down in one transaction, and answer them when it is on the disk."""
+        answers: list[tuple[_Job, Kept | Exception]] = []
+        try:
+            with self.database.writing() as connection:
+                books = {
+                    name: Batch(self.database, connection, name, self._states.get(name))
+                    for name in sorted({job.ask.dataset for job in jobs})
+                }
+                answers, place = self._write(connection, books, jobs)
+            self._states |= {name: batch.state for name, batch in books.items()}
+            if place is not None and self._witness is not None:
+                self._witness.note(place)
+        except Exception as error:
+            # Nothing of it was written, whatever it was; the books are read anew.
+            answers = [(job, error) for job in jobs]
+            for name in {job.ask.dataset for job in jobs}:
+                self._states[name] = State.empty(len(self.served[name].vault))
+        for job, answer in answers:
+            if isinstance(answer, Exception):
+                job.done.set_exception(answer)
+            else:
+                job.done.set_result(answer)
+
+    def _write(
+        self, connection: sa.Connection, books: Mapping[str, Batch], jobs: list[_Job]
+    ) -> tuple[list[tuple[_Job, Kept | Exception]], log.Place | None]:
+        answers: list[tuple[_Job, Kept | Exception]] = []
+        found = self._found(connection, jobs)
+        new: list[tuple[_Job, int, dict[str, Any]]] = []
+        drawn: dict[tuple[str, str], int] = {}
+        for job in jobs:
+            key = (job.person.name, job.ask.request)
+            try:
+                if key in found:
+                    answers.append((job, self._checked(found[key], job.digest)))
+                elif key in drawn:
+                    raise WireError(f"request={job.ask.request!r} is being answered; ask again")
+                else:
+                    number = self._charged(connection, books[job.ask.dataset], job, [each for each, _, _ in new],
+                                           [paid for _, paid, _ in new])  # fmt: skip
+                    drawn[key] = number
+                    new.append((job, number, self._entry(job, number)))
+            except Exception as error:
+                answers.append((job, error))
+        for batch in books.values():
+            batch.write()
+        places = logbook.append(self.database, connection, [entry for _, _, entry in new], self.key)
+        lines = [
+            sealed_line(
+                self.database.key, person=job.person.name, id=job.ask.request, dataset=job.ask.dataset,
+                digest=job.digest, plan=_plan_name(job), charge=number, entry=place.number, hash=place.hash,
+                release=job.release,
+            )
+            for (job, number, _), place in zip(new, places, strict=True)
+        ]  # fmt: skip
+        if lines:
+            connection.execute(sa.insert(REQUESTS), lines)
+        answers += [(job, Kept(job.release, place)) for (job, _, _), place in zip(new, places, strict=True)]
+        return answers, places[-1] if places else None
+
+    def _found(self, connection: sa.Connection, jobs: list[_Job]) -> dict[tuple[str, str], sa.RowMapping]:
+        asked = sa.select(REQUESTS).where(
+            REQUESTS.c.id.in_({job.ask.request for job in jobs}),
+            REQUESTS.c.person.in_({job.person.name for job in jobs}),
+        )
+        return {(line["person"], line["id"]): line for line in connection.execute(asked).mappings()}
+
+    def _charged(self, connection: sa.Connection, batch: Batch, job: _Job, new: list[_Job], paid_by: list[int]) -> int:
+        """Charge a query, or find what paid for it in its plan; return the number of the charge."""
+        who, plan_id = job.person.spends_as, job.ask.plan_id
+        said = {"who": who, "note": f"served {job.ask.verb}", "own": job.budget}
+        if plan_id is None:
+            return batch.charge(job.plan, query_id=_plan_name(job), **said)[0]
+        paid = batch.plan_of(_plan_name(job), who)
+        if not paid:
+            if not job.plan:
+                raise WireError(f"plan={plan_id!r} was not paid for; send its queries with the first of them")
+            if not any(_same(charge, job.charge) for charge in job.plan):
+                raise WireError(_not_in(plan_id))
+            numbers = batch.charge(job.plan, query_id=_plan_name(job), **said)
+            paid = list(zip(numbers, job.plan, strict=True))
+        asked = sa.select(REQUESTS.c.charge).where(
+            REQUESTS.c.plan == _plan_name(job), REQUESTS.c.person == job.person.name
+        )
+        used = set(connection.execute(asked).scalars())
+        used |= {number for other, number in zip(new, paid_by, strict=True) if _plan_name(other) == _plan_name(job)}
+        for number, charge in paid:
+            if number not in used and _same(charge, job.charge):
+                return number
+        raise WireError(_not_in(plan_id))
+
+    def _entry(self, job: _Job, number: int) -> dict[str, Any]:
+        rows = job.charge.rows
+        return {
+            "kind": "release", "who": job.person.name, "dataset": job.ask.dataset, "request": job.ask.request,
+            "verb": job.ask.verb, "event": event_to_json(job.charge.event),
+            "rows": len(self.served[job.ask.dataset].vault) if rows is None else len(rows), "charge": number,
+            "question": job.digest, "released": hashlib.sha256(job.release).hexdigest(),
+        }  # fmt: skip
+
+    # -- what was spent --------------------------------------------------------------------------------------------
+
+    def books(self, dataset: str) -> Batch:
+        """Return the books of a data set as they are on the disk."""
+        with self.database.writing() as connection:
+            batch = Batch(self.database, connection, dataset, self._states.get(dataset))
+        return batch
+
+    def holds(self, person: Person, dataset: str, plan_id: str) -> bool:
+        """Return whether queries of a person were paid for under this id: of a plan, or of a single request."""
+        with self.database.reading() as connection:
+            plans = REQUESTS.c.plan.in_([f"plan {person.name} {plan_id}", f"request {person.name} {plan_id}"])
+            asked = sa.select(sa.literal(1)).where(plans, REQUESTS.c.dataset == dataset).limit(1)
+            return connection.execute(asked).first() is not None
+
+    def certificate(self, person: Person, dataset: str, delta: float) -> Certificate:
+        """Return the claim about all that one analyst was told of a data set, which names the log's last entry."""
+        served, batch = self.served[dataset], self.books(dataset)
+        book = batch.state.own.get(person.spends_as) or Book(Ledger(len(served.vault)))
+        with self.database.reading() as connection:
+            asked = sa.select(REQUESTS.c.entry, REQUESTS.c.hash).where(
+                REQUESTS.c.person == person.name, REQUESTS.c.dataset == dataset
+            )
+            last = connection.execute(asked.order_by(REQUESTS.c.entry.desc()).limit(1)).first()
+        told = () if last is None else (log.sentence(log.Place(last.entry, last.hash), self.key.public),)
+        return certify(
+            book.ledger.groups(), delta, noise=served.vault.certificate().noise, seeded=served.vault.seeded,
+            assumptions=told,
+        )  # fmt: skip
+
+    def spent(self, person: Person, dataset: str, budget: Budget) -> float:
+        """Return what one analyst has spent on a data set, at the δ of its budget."""
+        book = self.books(dataset).state.own.get(person.spends_as)
+        spent = 0.0 if book is None else book.ledger.epsilon(budget.delta)
+        return spent if math.isfinite(spent) else budget.epsilon
+
+
+def _plan_name(job: _Job) -> str:
+    """Return the name of what pays, in the store: a person's own."""
+    if job.ask.plan_id is None:
+        return f"request {job.person.name} {job.ask.request}"
+    return f"plan {job.person.name} {job.ask.plan_id}"
+
+
+def _fit(mechanism: Any, num_rows: int, num_classes: int) -> None:
+    try:
+        mechanism.fits(num_rows, num_classes)
+    except ValueError as error:
+        raise WireError(str(error)) from None
+
+
+def _all_or(rows: RowIndex | None, num_rows: int) -> RowIndex | None:
+    """Return the rows of a charge; None where they are all, in whatever order."""
+    return None if rows is None or len(rows) == num_rows else rows
+
+
+def _same(one: Charge, other: Charge) -> bool:
+    """Return whether two charges are the same event at the same rows."""
+    if one.event != other.event or one.rows is None or other.rows is None:
+        return one.event == other.event and one.rows is other.rows
+    return len(one.rows) == len(other.rows) and np.array_equal(np.sort(one.rows), np.sort(other.rows))
+
+
+def _not_in(plan_id: str) -> str:
+    return f"the query is not in the plan {plan_id!r}, or was drawn; a plan is fixed before its first query"
+
+
+def _canonical(values: Any) -> bytes:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

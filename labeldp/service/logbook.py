@@ -1,0 +1,86 @@
+"""Write the log of a service into its store, read it, and notice when an older copy of the store was put back.
+
+What an entry is and how a log is checked is said in `labeldp.service.log`, which needs no database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labeldp.budgets.tables import Database, now, sa
+from labeldp.results.signing import SigningKey
+from labeldp.service.log import FORMAT, Line, Place, canonical, message
+from labeldp.service.tables import APPENDING, LOG
+
+
+def append(
+    database: Database, connection: sa.Connection, entries: Sequence[Mapping[str, Any]], key: SigningKey
+) -> list[Place]:
+    """Append entries within a transaction, sign the last, and return their places."""
+    if not entries:
+        return []
+    if not database.is_file:
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(APPENDING)))
+    last = connection.execute(sa.select(LOG.c.number, LOG.c.hash).order_by(LOG.c.number.desc()).limit(1)).first()
+    number, before = (0, "") if last is None else (int(last.number), str(last.hash))
+    lines: list[dict[str, Any]] = []
+    for entry in entries:
+        number += 1
+        text = canonical({**entry, "format": FORMAT, "number": number, "time": now(), "before": before})
+        before = hashlib.sha256(text.encode()).hexdigest()
+        lines.append({"number": number, "entry": text, "hash": before, "signer": "", "signature": ""})
+    lines[-1] |= {"signer": key.public, "signature": key.sign(message(before))}
+    connection.execute(sa.insert(LOG), lines)
+    return [Place(line["number"], line["hash"]) for line in lines]
+
+
+def note(database: Database, key: SigningKey, **entry: Any) -> Place:
+    """Append one entry in a transaction of its own."""
+    with database.writing() as connection:
+        return append(database, connection, [entry], key)[0]
+
+
+def read(database: Database, after: int = 0) -> list[Line]:
+    """Return all lines after this number."""
+    with database.reading() as connection:
+        found = connection.execute(sa.select(LOG).where(LOG.c.number > after).order_by(LOG.c.number))
+        return [Line(int(each.number), each.entry, each.hash, each.signer, each.signature) for each in found]
+
+
+class Witness:
+    """Remember outside of the store how far its log has come: an older copy of the store, put back, is shorter.
+
+    A small file beside the store, or anywhere else that is not restored with it. It is written after a commit and not
+    waited for, so that it may lag behind by the last moment before a power cut, and never lead.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def note(self, place: Place) -> None:
+        """Remember this place."""
+        draft = self.path.with_name(self.path.name + ".new")
+        draft.write_text(json.dumps(place._asdict()) + "\n", encoding="ascii")
+        draft.replace(self.path)
+
+    def problem(self, database: Database) -> str:
+        """Return what is wrong with the store's log as far as the witness can tell; nothing when it is as it was."""
+        try:
+            seen = Place(**json.loads(self.path.read_text(encoding="ascii")))
+        except FileNotFoundError:
+            return ""
+        except (ValueError, TypeError):
+            return f"the witness {self.path.name} cannot be read; look at the log, and take the file away"
+        with database.reading() as connection:
+            found = connection.execute(sa.select(LOG.c.hash).where(LOG.c.number == seen.number)).scalar()
+        if found == seen.hash:
+            return ""
+        what = "is shorter than it was" if found is None else "is another one"
+        return (
+            f"the log {what}: the witness {self.path.name} has seen entry {seen.number}. An older copy of the store "
+            "was put in its place, and releases made since are not counted; put the newest copy back"
+        )

@@ -1,0 +1,153 @@
+"""Servers and clients as processes, to race each other and to be killed: for the quick tests and for the campaign."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.processes import CONTEXT
+from tests.service.servicehelp import NAME, names
+
+ROWS = 50
+
+
+def values():
+    return np.random.default_rng(2).integers(0, 3, ROWS)
+
+
+def prepared(where, key, total, grant, people=("ann",)):
+    """Make the store, its budget and grants; a token for each of the people."""
+    from labeldp.budgets.store import BudgetStore
+    from labeldp.core.vault import LabelVault
+    from labeldp.service.access import Access
+    from labeldp.service.tables import open_service
+
+    BudgetStore.open(where, key=key).create(NAME, LabelVault(values(), 3), total)
+    access = Access(open_service(where, key))
+    for name in people:
+        access.add(name, "analyst")
+        access.grant(NAME, name, grant)
+    return [access.issue(name, 1) for name in people]
+
+
+def serve(where, key, address, signer, ready):
+    """Be a server until the end."""
+    from labeldp.core.vault import LabelVault
+    from labeldp.results.signing import SigningKey
+    from labeldp.service.access import Access, RateLimit
+    from labeldp.service.engine import Engine
+    from labeldp.service.served import Served, texts
+    from labeldp.service.server import Server
+    from labeldp.service.tables import open_service
+
+    database = open_service(where, key)
+    Path(address.removeprefix("grpc+unix://")).unlink(missing_ok=True)
+    engine = Engine(database, [Served(NAME, LabelVault(values(), 3), texts(names(ROWS)))], SigningKey.read(signer))
+    server = Server(engine, Access(database), address, limit=RateLimit(1e9, 1 << 30))
+    ready.send("ready")
+    server.wait()
+
+
+def started(where, key, address, signer):
+    """A server in a process of its own, which is listening."""
+    heard, ready = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=serve, args=(where, key, address, signer, ready))
+    process.start()
+    ready.close()
+    assert heard.recv() == "ready"
+    return process
+
+
+def race(address, token, epsilon, tries, threads, told):
+    """Ask as often as allowed, by so many threads with a connection each; send how many were answered."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from labeldp.core.ledger import BudgetExceededError
+    from labeldp.mechanisms.responses import RandomizedResponse
+    from labeldp.service.client import RemoteVault
+
+    def one(_):
+        vault, answered = RemoteVault(address, token=token, dataset=NAME, ids=names(ROWS)), 0
+        for _ in range(tries):
+            try:
+                vault.release(RandomizedResponse(epsilon, 3))
+                answered += 1
+            except BudgetExceededError:
+                pass
+        return answered
+
+    with ThreadPoolExecutor(threads) as crowd:
+        told.send(sum(crowd.map(one, range(threads))))
+
+
+def ask_and_note(address, token, notes, rounds, go):
+    """Ask under ids that every attempt repeats; note what came back for each, as soon as it did."""
+    from labeldp.mechanisms.responses import RandomizedResponse
+    from labeldp.service.client import Connection
+    from tests.service.asking import ask, bound, header
+
+    connection = Connection(address, token)
+    file = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    named = bound(connection, ROWS)
+    # What is loaded with the first query takes its time: kills come afterwards.
+    ask(connection, header(named, RandomizedResponse(0.01, 3), request="the first", again=True)[0])
+    go.send("go")
+    for number in rounds:
+        told, _ = header(named, RandomizedResponse(0.01, 3), request=f"request-{number}", again=number % 2 == 0)
+        _, content = ask(connection, told)
+        os.write(file, json.dumps([number, hashlib.sha256(content).hexdigest()]).encode() + b"\n")
+    os._exit(0)
+
+
+def campaign(where, key, folder, signer, token, kills, seed):
+    """Kill servers and clients at random moments; return the ids that were asked and what was noted of each."""
+    choose, address, notes = random.Random(seed), f"grpc+unix://{folder}/s", Path(folder, "notes")
+    asked, killed = 0, {"server": 0, "client": 0}
+    for _ in range(kills):
+        server = started(where, key, address, signer)
+        heard, go = CONTEXT.Pipe(duplex=False)
+        # The last ones again, and some that are new.
+        span = range(max(0, asked - 6), asked + 40)
+        client = CONTEXT.Process(target=ask_and_note, args=(address, token, str(notes), span, go))
+        client.start()
+        go.close()
+        heard.recv()
+        victim = choose.choice(["server", "client"])
+        time.sleep(choose.uniform(0.0, 0.5))
+        os.kill({"server": server, "client": client}[victim].pid, signal.SIGKILL)
+        killed[victim] += 1
+        if victim == "client":
+            # The server may be in the middle of its request: let it be, or kill it, too.
+            time.sleep(choose.uniform(0.0, 0.05))
+        for process in (client, server):
+            process.kill()
+            process.join()
+        done = [json.loads(line)[0] for line in notes.read_text().splitlines()] if notes.exists() else []
+        asked = max([asked, *(number + 1 for number in done)])
+    found = {}
+    for line in notes.read_text().splitlines():
+        number, digest = json.loads(line)
+        found.setdefault(number, set()).add(digest)
+    return found, killed
+
+
+def left(where, key):
+    """What is in the store: requests with the hashes of their releases, and how many charges there are."""
+    from labeldp.budgets.store import BudgetStore
+    from labeldp.budgets.tables import sa
+    from labeldp.service import log, logbook
+    from labeldp.service.audit import problems_of_store
+    from labeldp.service.tables import REQUESTS, open_service
+
+    database = open_service(where, key)
+    with database.reading() as connection:
+        lines = connection.execute(sa.select(REQUESTS.c.id, REQUESTS.c.release)).all()
+    kept = {line.id: hashlib.sha256(line.release).hexdigest() for line in lines}
+    entries = logbook.read(database)
+    problems = log.verify(entries) + problems_of_store(database, entries)
+    return kept, len(BudgetStore.open(where, key=key, create=False).history(NAME)), problems

@@ -1,0 +1,90 @@
+"""Every recipe that needs no code in the vault gives the same through a service as in process, by the same key."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="recipes need PyTorch")
+pytest.importorskip("sqlalchemy", reason="a service keeps its books in a database")
+
+from torch import nn  # noqa: E402
+
+from labeldp.core.ledger import Budget  # noqa: E402
+from labeldp.core.random import SecureRandom  # noqa: E402
+from labeldp.core.vault import LabelVault  # noqa: E402
+from labeldp.mechanisms.values import seal_values  # noqa: E402
+from labeldp.recipes import job  # noqa: E402
+from labeldp.recipes.catalogue import BY_KEY, RECIPES  # noqa: E402
+from tests.recipes.stopping import CASES, CLASSES, DELTA, EPSILON, ROWS, settings_of  # noqa: E402
+from tests.service.servicehelp import names, service  # noqa: E402
+
+# They run a model, or teachers, beside the labels.
+INSIDE = {recipe.key for recipe in RECIPES if recipe.kin == "gradients" or "SGD with Gaussian" in recipe.idea}
+INSIDE |= {recipe.key for recipe in RECIPES if "teachers" in recipe.idea}
+ANSWERED = [case for case in CASES if case[0] not in INSIDE]
+ORDER = np.random.default_rng(3).permutation(ROWS)
+
+
+def sealed(task, seed=11, order=None):
+    rng, place = SecureRandom(seed=seed), np.arange(ROWS) if order is None else order
+    if task == "numbers":
+        return seal_values(np.linspace(0, 1, ROWS)[place], 0.0, 1.0, levels=16, rng=rng)
+    return LabelVault((np.arange(ROWS) % CLASSES)[place], CLASSES, rng=rng)
+
+
+def learnt(key, task, vault, folder=None):
+    """Run a recipe on a vault whose rows come in ORDER; what it predicts, and what it claims."""
+    recipe, generator = BY_KEY[key], torch.Generator().manual_seed(0)
+    kinds = torch.arange(ROWS) % CLASSES
+    features = (torch.eye(CLASSES, 6)[kinds] * 4 + torch.randn(ROWS, 6, generator=generator))[ORDER]
+    images = torch.rand(ROWS, 1, 8, 8, generator=generator)[ORDER]
+    part, model = vault.part(budget=Budget(EPSILON, DELTA)), None
+    with job.public_seed(0):
+        if recipe.needs_images:
+            model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
+        inputs = images if recipe.needs_images else features
+        settings = settings_of(key, task) | ({} if folder is None else {"folder": folder})
+        found = job.run(recipe, job.Job(features, inputs, part, EPSILON, DELTA, model, settings, 0), task)
+    if hasattr(found, "probabilities"):
+        predicted = found.probabilities(features) if callable(found.probabilities) else found.probabilities
+    else:
+        net = found if isinstance(found, nn.Module) else found.model
+        predicted = net.eval()(inputs)
+    return predicted.detach().double().numpy(), part.certificate(DELTA)
+
+
+SLOW = {recipe.key for recipe in RECIPES if recipe.apart or recipe.loop in ("student", "refine")}
+SLOW |= {recipe.key for recipe in RECIPES if "several noisy moments" in recipe.idea}
+WALK = [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in SLOW)) for case in ANSWERED]
+
+
+@pytest.mark.parametrize(("key", "task"), WALK, ids=lambda value: value)
+def test_a_recipe_gives_the_same_through_a_service(key, task, tmp_path):
+    here, stated = learnt(key, task, sealed(task, order=ORDER))
+    with service(sealed(task)) as found:
+        remote = found.remote([names(ROWS)[place] for place in ORDER])
+        there, claimed = learnt(key, task, remote, tmp_path / "run")
+        # A run that goes on in its folder, in a new process say, draws and pays nothing more.
+        spent = remote.spent()
+        again, _ = learnt(key, task, found.remote([names(ROWS)[place] for place in ORDER]), tmp_path / "run")
+        assert found.remote().spent() == spent
+    np.testing.assert_array_equal(there, here)
+    np.testing.assert_array_equal(again, here)
+    assert (claimed.epsilon, claimed.groups) == (stated.epsilon, stated.groups)
+    assert claimed.seeded
+    assert spent <= EPSILON * (1 + 1e-9)
+    assert "entry" in claimed.assumptions[-1]
+
+
+@pytest.mark.parametrize("key", sorted(INSIDE))
+def test_what_runs_beside_the_labels_is_refused_before_it_is_paid(key):
+    with service(sealed("classes")) as found:
+        remote = found.remote()
+        with pytest.raises(ValueError, match=r"cannot be (asked of a service|paid for in advance at a service)"):
+            learnt(key, "classes", remote)
+        assert remote.spent() == 0
+        assert not any(group.queries for group in remote.ledger.groups())
+
+
+def test_the_walk_leaves_out_nothing_but_gradients_and_teachers():
+    assert len(ANSWERED) + len(INSIDE) == len(CASES)
+    assert len(INSIDE) == 4
