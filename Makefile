@@ -5,12 +5,13 @@
 # make docs   the site from docs/, in build/site; a warning is an error
 # make wheel  wheel and source distribution in build/dist, each tried in an empty environment
 # make release-check   what a release has to pass: the wheel, README, tutorials, mistakes, links, spelling (scripts/walk.py)
-# make bench  every benchmark in benchmarks/, ours beside a reference (projection.py, tabular.py and big_tables.py are long: run them by hand)
+# make spark  PySpark for labeldp.engines.spark and its tests (half a gigabyte; needs Java 17)
+# make bench  every benchmark in benchmarks/, ours beside a reference (projection, tabular, big_tables and spark are long: run them by hand)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-fresh stress check format docs wheel release-check bench clean
+.PHONY: demo test test-slow test-fresh stress check format docs wheel release-check bench spark clean
 
 demo: .venv/train.stamp
 	@rm -rf demo
@@ -46,8 +47,10 @@ wheel:
 release-check: .venv/dev.stamp
 	$(BIN)/python scripts/walk.py
 
+spark: .venv/spark.stamp
+
 bench: .venv/dev.stamp
-	@for file in $(filter-out benchmarks/projection.py benchmarks/tabular.py benchmarks/big_tables.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/projection.py benchmarks/tabular.py benchmarks/big_tables.py benchmarks/spark.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -59,6 +62,10 @@ bench: .venv/dev.stamp
 .venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e '.[dev]'
 	@touch .venv/train.stamp $@
+
+.venv/spark.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e '.[spark]'
+	@touch $@
 
 .venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e '.[docs]'

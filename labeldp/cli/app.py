@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 
 import click
 
@@ -23,6 +24,7 @@ from labeldp.cli.options import OptionError, Refusal, takes_config
 from labeldp.cli.plan import plan
 from labeldp.cli.predict import predict
 from labeldp.cli.privatize import privatize
+from labeldp.cli.ranks import launched
 from labeldp.cli.report import report
 from labeldp.cli.reproduce import reproduce_table
 from labeldp.cli.serve import health, serve
@@ -53,6 +55,11 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the `labeldp` command and end the process; a termination counts as an interruption."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if launched() and os.environ["RANK"] != "0":
+        # One rank speaks. Training alone is shared: any other command is the first rank's, or it would be done twice.
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            sys.exit(run(given) if train.name in given[:1] else 0)
     sys.exit(run(arguments))
 
 

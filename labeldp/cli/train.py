@@ -24,7 +24,6 @@ from labeldp.cli.options import (
     Method,
     Names,
     OptionError,
-    check_device,
     check_range,
     delimiter_of,
     needed_training,
@@ -33,6 +32,7 @@ from labeldp.cli.options import (
     with_rows,
 )
 from labeldp.cli.progress import shown
+from labeldp.cli.ranks import help_out, in_step, read_by_all, who_trained
 from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
 from labeldp.results.card import counted
 
@@ -200,16 +200,20 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         refuse_idle("labels that lie in TABLE", dataset=dataset, **{"root-certs": root_certs})
     _check_task(task, method, None if note else classes, bounds, delta)
     signer, delimiter = signing_key(sign), delimiter_of(delimiter)
-    check_device(device)
+    team, device = ctx.with_resource(in_step(device, table))
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
+    read = partial(_data, label=label, classes=classes, bounds=bounds, how={**how, "delimiter": delimiter}, known=data)
+    if team is not None and not team.first:
+        declared = {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout}
+        help_out(team, partial(read, table), dry_run, epsilon, partial(_weights, class_weight or ()), declared)
+        return
     with (
         table_file(table) as path,
         RunFolder(out, stopped) as kept,
         drafting(out) as draft,
         _progress(table, epsilon, quiet or as_json) as report,
     ):
-        if data is None:
-            data = _data(path, label, classes, bounds, how | {"delimiter": delimiter}, _rows_read(report, begun))
+        data = read_by_all(team, partial(read, path, report=_rows_read(report, begun)))
         paid_by = None
         if isinstance(data.vault, LabelVault) and vault is None:
             # A store knows users by the ids of users, and rows by those of rows.
@@ -218,10 +222,7 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         weights = _weights(class_weight or (), data.classes)
         training = needed_training()
         if dry_run:
-            what, use = ("label", "trained on") if note is None else ("response", "learnt from")
-            click.echo(f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing written.")
-            if data.readings and not (quiet or as_json):
-                click.echo(listing(data.readings, data.note))
+            click.echo(_could(table, data, released=note is not None, briefly=quiet or as_json))
             return
         settings = option_values(
             ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test", "token", "root-certs")
@@ -242,7 +243,15 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
         click.echo(json.dumps({**found, "certificate": written.to_json()}))
     elif not quiet:
-        click.echo(_summary(result, out, data, time.perf_counter() - begun, (paid_by or vault) is not None))
+        told = _summary(result, out, data, time.perf_counter() - begun, (paid_by or vault) is not None)
+        click.echo(told + who_trained(team, result.story.method))
+
+
+def _could(table: str, data: PrivateData, released: bool, briefly: bool) -> str:
+    """Return what a dry run says."""
+    what, use = ("response", "learnt from") if released else ("label", "trained on")
+    said = f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing written."
+    return f"{said}\n{listing(data.readings, data.note)}" if data.readings and not briefly else said
 
 
 def _check_task(
@@ -281,11 +290,17 @@ def _data(
     classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
     how: Mapping[str, Any],
-    report: Callable[[int], None] | None,
+    report: Callable[[int], None] | None = None,
+    known: PrivateData | None = None,
 ) -> PrivateData:
-    """Read the table or data set; `how` are the arguments of `labeldp.data.read` that only tables take."""
+    """Read the table or data set; `how` are the arguments of `labeldp.data.read` that only tables take.
+
+    What is `known` was read before.
+    """
     from labeldp.data.door import NAMES, read
 
+    if known is not None:
+        return known
     if table in NAMES and not Path(table).exists():
         idle = {"label": label, "classes": classes, **how}
         given = [{"users": "--user", "ids": "--id"}.get(name, f"--{name}") for name, value in idle.items() if value]

@@ -25,8 +25,9 @@ from labeldp.core.ledger import ONE_LABEL, Group, Unit, merge_disjoint, unit_of_
 
 # The second format has fields for what the first one cannot say, and is written only where they are needed.
 FORMAT, FORMAT_2 = "labeldp-certificate/1", "labeldp-certificate/2"
-# The only source of noise this library certifies (labeldp.core.random says where it comes from).
+# The sources of noise this library certifies: labeldp.core.random and labeldp.core.keyed say where they come from.
 SECURE_NOISE = "operating-system entropy, AES-256-CTR"
+KEYED_NOISE = "operating-system entropy, AES-256 keyed by row"
 # A composed ε may differ in the last digits on another machine; 1e-7 is less than the accountant's own safety margin.
 # Sums of pure epsilons are exact everywhere.
 _TOLERANCE, _EXACT = 1e-7, 1e-15
@@ -181,7 +182,7 @@ def verify(certificate: Certificate, artifact: Path | None = None) -> tuple[str,
         problems.append(f"the release was made with epsilon={stated}, more than the claim of {claimed}")
     if certificate.seeded:
         problems.append("the noise came from a seed: anyone who knows the seed can undo it. Only good for tests")
-    elif certificate.noise != SECURE_NOISE:
+    elif certificate.noise not in (SECURE_NOISE, KEYED_NOISE):
         problems.append(f"the noise source {certificate.noise!r} is not one this library certifies")
     if certificate.artifact is not None:
         name = certificate.artifact.name

@@ -17,11 +17,12 @@ import math
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,31 @@ _DRAWS_AT_ONCE = 1 << 16
 DOUBT, EXTREME = 2.0**-42, 2.0**-20
 
 
-class SecureRandom:
+class WordSource(ABC):
+    """Anything that yields uniform 64-bit words: `SecureRandom`, or a list of words in a test.
+
+    Samplers name the rows they draw for, because noise may be keyed by row (`labeldp.core.keyed`); elsewhere one source
+    serves all.
+    """
+
+    @abstractmethod
+    def words(self, size: int) -> npt.NDArray[np.uint64]:
+        """Return `size` uniform words."""
+
+    def narrow(self, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return `size` uniform words of 8, 16, 32 or 64 bits."""
+        return self.words(-(-size * bits // 64)).view(np.dtype(f"uint{bits}"))[:size]
+
+    def at(self, rows: Any) -> Self:
+        """Return the source of these rows' noise, of those it is for: a slice, a mask or an array of their numbers."""
+        return self
+
+    def split(self, parts: int) -> Self:
+        """Return the source of `parts` cells for each row, side by side."""
+        return self
+
+
+class SecureRandom(WordSource):
     """Random bits from AES-256-CTR, keyed by the operating system.
 
     Safe to share between threads. A forked child gets a fresh key, so it never repeats its parent's noise.
@@ -115,7 +140,7 @@ class SecureRandom:
         words = self.words(size)
         surplus = (np.uint64(0) - bounds) % bounds
         while (again := np.flatnonzero(words < surplus)).size:
-            words[again] = self.words(again.size)
+            words[again] = self.at(again).words(again.size)
         return words % bounds
 
     def discrete_laplace(self, rate: float | Fraction, size: int) -> IntArray:
@@ -164,14 +189,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_rekey_child)
 
 
-class WordSource(Protocol):
-    """Anything that yields uniform 64-bit words: `SecureRandom`, or a list of words in a test."""
-
-    def words(self, size: int) -> npt.NDArray[np.uint64]:
-        """Return `size` uniform words."""
-        ...
-
-
 # -- discrete Laplace and Gaussian noise ---------------------------------------------------------------------
 
 
@@ -187,9 +204,10 @@ def discrete_laplace(source: WordSource, rate: float | Fraction, size: int) -> I
         raise ValueError(f"rate is {float(rate)!r}; give at least 2^-45 (more noise overflows int64)")
     exact = Fraction(rate)
 
-    def signed(count: int) -> tuple[IntArray, BoolArray]:
-        magnitude = geometric(source, exact, count)
-        negative = _narrow_words(source, count, 8) < 128
+    def signed(rows: IntArray) -> tuple[IntArray, BoolArray]:
+        own = source.at(rows)
+        magnitude = geometric(own, exact, len(rows))
+        negative = own.narrow(len(rows), 8) < 128
         return np.where(negative, -magnitude, magnitude), negative & (magnitude == 0)
 
     return _by_rejection(size, signed)
@@ -207,8 +225,8 @@ def discrete_gaussian(source: WordSource, std: float | Fraction, size: int) -> I
     exact = Fraction(std)
     rate = Fraction(1, math.floor(exact) + 1)
 
-    def proposed(count: int) -> tuple[IntArray, BoolArray]:
-        drawn = discrete_laplace(source, rate, count)
+    def proposed(rows: IntArray) -> tuple[IntArray, BoolArray]:
+        drawn = discrete_laplace(source, rate, len(rows))
         with np.errstate(over="ignore"):
             # Beyond 64 deviations the chance is below 2^-60 and every open word goes to exact digits.
             gamma = 0.5 * np.square(np.abs(drawn) / float(exact) - float(exact * rate))
@@ -217,14 +235,13 @@ def discrete_gaussian(source: WordSource, std: float | Fraction, size: int) -> I
     return _by_rejection(size, proposed)
 
 
-def _by_rejection(size: int, propose: Callable[[int], tuple[IntArray, BoolArray]]) -> IntArray:
-    """Return `size` draws; `propose` makes so many, and says which of them are refused and drawn again."""
+def _by_rejection(size: int, propose: Callable[[IntArray], tuple[IntArray, BoolArray]]) -> IntArray:
+    """Return `size` draws; `propose` makes those of some rows, and says which are refused and drawn again."""
     result = np.empty(size, dtype=np.int64)
     for start in range(0, size, _DRAWS_AT_ONCE):
-        part = result[start : start + _DRAWS_AT_ONCE]
-        open_cases = np.arange(len(part))
+        open_cases = np.arange(start, min(start + _DRAWS_AT_ONCE, size))
         while open_cases.size:
-            part[open_cases], refused = propose(open_cases.size)
+            result[open_cases], refused = propose(open_cases)
             open_cases = open_cases[refused]
     return result
 
@@ -241,7 +258,7 @@ def geometric(source: WordSource, rate: Fraction, size: int, bits: int = _COIN_B
     for place, digits in enumerate(places):
         result += coins(source, digits, size, bits).astype(np.int64) << place
     running = np.arange(size)
-    while (running := running[coins(source, tail, running.size, bits)]).size:
+    while (running := running[coins(source.at(running), tail, running.size, bits)]).size:
         result[running] += 1 << len(places)
     return result
 
@@ -348,10 +365,10 @@ def coins(source: WordSource, digits: Digits, size: int, bits: int = _COIN_BITS)
     One 32-bit word per coin (one 8- or 16-bit word in the tests of the rare case).
     """
     low, high = digits(bits)
-    words = _narrow_words(source, size, bits)
+    words = source.narrow(size, bits)
     result = words < low
     for open_case in np.flatnonzero(~result & (words < high)):
-        result[open_case] = settle(source, int(words[open_case]), digits, bits)
+        result[open_case] = settle(source.at([open_case]), int(words[open_case]), digits, bits)
     return result
 
 
@@ -386,10 +403,6 @@ def settle(source: WordSource, word: int, digits: Digits, bits: int = 64) -> boo
             return revealed + 1 <= low
         fresh = int(source.words(1)[0]) >> (64 - bits)
         revealed, width = (revealed << bits) | fresh, width + bits
-
-
-def _narrow_words(source: WordSource, size: int, bits: int) -> npt.NDArray[np.unsignedinteger]:
-    return source.words(-(-size * bits // 64)).view(np.dtype(f"uint{bits}"))[:size]
 
 
 # -- probabilities to any number of digits -------------------------------------------------------------------

@@ -46,7 +46,7 @@ from labeldp.estimator.progress import Reporter, told
 from labeldp.estimator.serialise import Arrays, Config, HeadPredictor, LiftedPredictor, Predictor, predictor_of
 from labeldp.estimator.weights import PUBLIC, rows_kept
 from labeldp.features.coded import Coded, Coder
-from labeldp.features.extract import Extractor, FeatureMap, sample_rows
+from labeldp.features.extract import Extractor, FeatureMap, features_of, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.sparse import Projected
 from labeldp.features.tables import Table, TableMap
@@ -54,6 +54,7 @@ from labeldp.features.text import TableAndText, TableAndTextMap, Text
 from labeldp.learning.progress import Progress, listening
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
+from labeldp.ranks import agreed, leave
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
@@ -202,7 +203,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
         begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
         # A fit that was stopped goes on with the rows that it had set aside.
-        seed = first_seed(self._folder, seed) if self.random_state is None else seed
+        seed = agreed(first_seed(self._folder, seed) if self.random_state is None else seed)
         # What learns from responses takes features that fit in memory.
         coded = None if isinstance(vault, ReleasedLabels) else self._coded(inputs, method, seed)
         read = self._read(inputs := whole_of(inputs), reset=True) if coded is None else coded
@@ -247,6 +248,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             spending.refuse_together(training, recipe.key)
         with public_seed(seed), listening(reporter):
             found = run(recipe, job, self._task)
+        leave()
         self._predictor = predictor_of(found, self.model is not None)
         self.evidence_ = found.reason if isinstance(found, Decided) else ""
         self._rows, self._reason, self._network_name, self._chosen_for, self.evaluation_ = rows, "", None, None, None
@@ -300,7 +302,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
         """
         rows = len(vault) if kept is None else len(kept)
         together = "users" if isinstance(vault, UserVault) else "" if spending.pay_apart(vault) else "store"
-        held = holdout.rows_set_aside(rows, 0 if self.holdout is None and together else self.holdout, seed)
+        wanted = agreed(0 if self.holdout is None and together else self.holdout)
+        held = holdout.rows_set_aside(rows, wanted, seed)
         if held is not None and together:
             raise ValueError(
                 f"holdout={self.holdout!r} sets rows aside that pay for themselves, which these labels cannot: "
@@ -384,7 +387,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             fits = (recipe.released or not released) and (recipe.users or not by_user) and (recipe.coded or not coded)
             fits = fits and not (recipe.apart and (together or weighted)) and not (weighted and recipe.per_row)
             if fits and (self.model is None or recipe.network) and not one.obstacle:
-                return choice, recipe.key
+                return choice, agreed(recipe.key)
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
         raise ValueError(f"no recipe can be used here: {obstacles}")
 
@@ -455,7 +458,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
 
     def _encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return what heads see, and what networks see."""
-        seen = self._map.features(inputs)
+        seen = features_of(self._map, inputs)
         if self._as_given:
             return seen, as_given(inputs, list(getattr(self, "feature_names_in_", ()))).to(seen.device)
         return seen, inputs.to(seen.device) if isinstance(inputs, Tensor) else seen

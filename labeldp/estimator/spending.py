@@ -21,6 +21,7 @@ from labeldp.core.ledger import Budget, Ledger
 from labeldp.core.vault import LabelVault
 from labeldp.data.released import ReleasedLabels
 from labeldp.mechanisms.values import ValueVault
+from labeldp.ranks import agreed
 
 if TYPE_CHECKING:
     from labeldp.budgets.store import Account
@@ -178,7 +179,8 @@ def limited(
 ) -> tuple[LabelVault, float]:
     """Return a vault that holds a fit to ε and δ and is charged to the payer, and δ as it was settled."""
     allowed = None if payer is None or payer.budget is None else payer.budget.delta
-    settled = checked_delta(delta, len(vault), allowed)
+    # Where ranks work together, what the first one's store allows holds for all.
+    settled = agreed(checked_delta(delta, len(vault), allowed))
     if delta is not None:
         check_delta(settled, vault.ledger.num_rows, vault.unit.counted)
     # What the vault itself would refuse is refused by the part, which recipes ask before they begin.

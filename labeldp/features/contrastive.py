@@ -21,6 +21,7 @@ from labeldp.features.extract import as_float, checked_images, sample_rows
 from labeldp.learning.optimisers import cosine, sgd
 from labeldp.learning.train import Ahead, LoopSettings, in_batches, minimise
 from labeldp.models.zoo import checked_count
+from labeldp.ranks import part_of
 
 
 def simclr(
@@ -177,7 +178,7 @@ class _Images:
                 sides = [side(images, generator) for side in view]
             else:
                 sides = view(torch.cat((images, images)), generator).chunk(2)
-            together = (scale(torch.cat(pair), generator) for pair in in_batches(sides, (size, size)))
+            together = (scale(torch.cat(pair), generator) for pair in in_batches(sides, (part_of(size),) * 2))
             return [pair.contiguous(memory_format=torch.channels_last) for pair in together]
 
         return Ahead(make, size, self.images)

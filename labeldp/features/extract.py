@@ -27,6 +27,7 @@ from torch import Generator, Tensor
 from labeldp.features.cache import content_key, load_array, save_array
 from labeldp.learning.progress import tell
 from labeldp.models.zoo import checked_count
+from labeldp.ranks import shared_rows
 
 Device = torch.device | str | None
 Images = Tensor | np.ndarray
@@ -76,16 +77,25 @@ def extract(
     wanted = (train, *others)
     if cache is None:
         found = extractor.fit(train, place)
-        return tuple(found.features(inputs) for inputs in wanted)
+        return tuple(features_of(found, inputs) for inputs in wanted)
     base = content_key(fingerprint(extractor), place.type, train)
     paths = [Path(cache) / f"{content_key(base, inputs)}.npy" for inputs in wanted]
     kept: list[Any] = [load_array(path) for path in paths]
     found = extractor.fit(train, place) if any(rows is None for rows in kept) else None
     for position, (path, inputs) in enumerate(zip(paths, wanted, strict=True)):
         if kept[position] is None and found is not None:
-            kept[position] = found.features(inputs).cpu().numpy()
+            kept[position] = features_of(found, inputs).cpu().numpy()
             save_array(path, kept[position])
     return tuple(torch.as_tensor(rows).to(place) for rows in kept)
+
+
+def features_of(found: FeatureMap, inputs: Any) -> Tensor:
+    """Return the features of all inputs; of images, ranks that work together make each its share (`labeldp.ranks`).
+
+    Columns of a table are not worth sending: making their features takes less time.
+    """
+    images = isinstance(inputs, Tensor) and inputs.ndim > 2
+    return shared_rows(found.features, inputs) if images else found.features(inputs)
 
 
 def fingerprint(extractor: Extractor) -> str:

@@ -27,6 +27,7 @@ from labeldp.learning.evidence import Objective
 from labeldp.learning.optimisers import seven_sixteenths, weights_sgd
 from labeldp.learning.train import Ahead, Averaged, Inputs, LoopOptions, computing, in_batches, minimise
 from labeldp.models.zoo import checked_count
+from labeldp.ranks import part_of
 
 
 def fixmatch(
@@ -95,10 +96,11 @@ def fixmatch(
 
     def batches(unlabelled: Tensor, generator: Generator) -> list[tuple[Tensor, ...]]:
         """Return of each batch the labelled rows, and the three views."""
-        count = (len(unlabelled) // many) * batch_size
+        few, most = part_of(batch_size), part_of(many)
+        count = (len(unlabelled) // most) * few
         chosen = labelled[torch.randint(len(labelled), (count,), device=inputs.device, generator=generator)]
         parts = three_views(inputs, chosen, unlabelled, *views, generator)
-        return in_batches((chosen, *parts), (batch_size, batch_size, many, many))
+        return in_batches((chosen, *parts), (few, few, most, most))
 
     ahead = Ahead(batches, many, inputs)
 

@@ -36,6 +36,7 @@ from labeldp.learning.evidence import Objective
 from labeldp.learning.optimisers import one_cycle, sgd
 from labeldp.learning.train import Ahead, Averaged, Batch, Inputs, LoopOptions, in_batches, minimise
 from labeldp.models.zoo import checked_count
+from labeldp.ranks import part_of
 
 
 def mean_teacher(
@@ -92,7 +93,7 @@ def mean_teacher(
 
     def views(rows: Tensor, generator: Generator) -> list[tuple[Tensor, ...]]:
         some = inputs[rows]
-        return in_batches((gentle(some, generator), hard(some, generator)), (size, size))
+        return in_batches((gentle(some, generator), hard(some, generator)), (part_of(size),) * 2)
 
     ahead = Ahead(views, size, inputs)
 

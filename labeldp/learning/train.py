@@ -28,6 +28,7 @@ from labeldp.learning.optimisers import MakeOptimizer, Schedule, constant, sgd
 from labeldp.learning.progress import Progress, Report
 from labeldp.learning.recorded import repeated
 from labeldp.models.zoo import checked_count
+from labeldp.ranks import begin_together, current, part_of, step_together
 
 # One tensor, or one per argument of the model; the first dimension counts rows.
 Inputs = Tensor | tuple[Tensor, ...]
@@ -90,7 +91,7 @@ def fit(
         chosen = [tensor[places if rows is None else rows[places]] for tensor in tensors]
         if augment is not None:
             chosen[0] = augment(chosen[0], generator)
-        return in_batches(chosen, [size] * len(chosen))
+        return in_batches(chosen, [part_of(size)] * len(chosen))
 
     ahead = Ahead(views, size, tensors[0])
 
@@ -149,8 +150,8 @@ class Batch:
     """What the loss of one step is a function of.
 
     Args:
-        rows: the numbers of the batch's rows.
-        order: the rows of all batches of the epoch, in their order.
+        rows: the numbers of the batch's rows; of ranks that work together, those of this rank's part of it.
+        order: the rows of all batches of the epoch, in their order; of this rank's parts of them.
         number: of the batch in its epoch, from 0.
         step, steps: of the whole training, from 0.
         generator: of all randomness.
@@ -202,6 +203,8 @@ def minimise(
 ) -> None:
     """Lower the loss over batches of the rows 0 … count − 1 in random order; the network is trained in place.
 
+    Ranks that work together (`labeldp.ranks`) take each its part of every batch, and average their gradients.
+
     Args:
         loss: of a batch, or of what `arguments` makes of it.
         batch_size: the last, smaller batch of an epoch is dropped unless it is the only one.
@@ -232,16 +235,25 @@ def minimise(
         return found.detach()
 
     take = repeated(gradients, device) if recorded else value
+    ranks, size = current(), min(batch_size, count)
+    # Fewer rows than ranks are done by all of them.
+    part = slice(size) if ranks is None or size < ranks.size else ranks.block(size)
 
     def losses(epoch: int, generator: Generator) -> Iterator[tuple[float, Tensor]]:
         order = torch.randperm(count, device=device, generator=generator)[: batches * batch_size]
-        for number, rows in enumerate(order.split(batch_size)):
+        if ranks is not None:
+            order = ranks.share(order).view(batches, size)[:, part].flatten()
+        for number, rows in enumerate(order.split(part.stop - (part.start or 0))):
             batch = Batch(rows, order, number, epoch * batches + number, epochs * batches, generator)
             yield batch.step / batch.steps, take(*of_batch(batch))
             if after is not None:
                 after(batch.step / batch.steps)
 
-    loop(network, losses, epochs=epochs, differentiated=recorded, **settings)
+    weight = None if ranks is None else part_of(size) / size if size >= ranks.size else 1 / ranks.size
+    loop(network, losses, epochs=epochs, differentiated=recorded, weight=weight, **settings)
+    if ranks is not None:
+        # Running means of norms are those of the first rank's parts.
+        ranks.align(network)
     if recorded:  # gradients lie in the recording's memory
         network.zero_grad(set_to_none=True)
 
@@ -260,6 +272,7 @@ def loop(
     seconds: float | None = None,
     run: str = "",
     differentiated: bool = False,
+    weight: float | None = None,
 ) -> None:
     """Take one step down every loss that the epochs yield; the network is trained in place.
 
@@ -274,13 +287,19 @@ def loop(
         seconds: after so long, at the end of an epoch, write the checkpoint and raise `PausedError`.
         run: what the checkpoint belongs to; that of another run is refused.
         differentiated: losses come with their gradients in the parameters.
+        weight: of this rank's losses among those of ranks that work together; None in a process of its own, and where
+            every rank does all of the work. The first rank reads and writes the checkpoint, and reports.
     """
     checked_count("epochs", epochs)
     checked_count("every", every)
     if seconds is not None and checkpoint is None:
         raise ValueError(f"seconds={seconds} but checkpoint is None; name a file to go on from")
+    ranks = None if weight is None else current()
+    if ranks is not None and not ranks.first:
+        report = checkpoint = seconds = None
     begun, device = time.perf_counter(), next(network.parameters()).device
-    generator = Generator(device).manual_seed(seed)
+    # The order of rows is the first rank's; what changes them is drawn apart.
+    generator = Generator(device).manual_seed(seed if ranks is None else seed + 1_000_003 * ranks.rank)
     descent = optimizer(parameter for parameter in network.parameters() if parameter.requires_grad)
     peaks = [group["lr"] for group in descent.param_groups]
     found = None if checkpoint is None else load_checkpoint(checkpoint, run)
@@ -288,8 +307,10 @@ def loop(
         network.load_state_dict(found.state["network"])
         load_optimizer(descent, found.state["optimizer"])
         generator.set_state(found.state["generator"])
+    start = begin_together(ranks, network, 0 if found is None else found.done)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     network.train()
-    for epoch in range(0 if found is None else found.done, epochs):
+    for epoch in range(start, epochs):
         total, steps = torch.zeros((), device=device), 0
         for share, loss in losses(epoch, generator):
             factor = schedule(share)
@@ -299,8 +320,7 @@ def loop(
                 descent.zero_grad(set_to_none=True)
                 with computing(device, bf16=False):
                     loss.backward()
-            descent.step()
-            total += loss.detach()
+            total += step_together(ranks, trained, loss.detach(), weight or 1.0, descent.step)
             steps += 1
         done, late = epoch + 1, seconds is not None and time.perf_counter() - begun > seconds and epoch + 1 < epochs
         if checkpoint is not None and (late or done == epochs or done % every == 0):
@@ -465,12 +485,12 @@ class Ahead(Generic[Made]):
 
     Args:
         make: row numbers of some whole batches and the generator of all randomness → one thing for each batch.
-        batch_size: rows in a batch.
+        batch_size: rows in a batch; of ranks that work together, each makes its part of them.
         inputs: the rows, on their device.
     """
 
     def __init__(self, make: Callable[[Tensor, Generator], Sequence[Made]], batch_size: int, inputs: Tensor) -> None:
-        self._make, self._size, self._device = make, batch_size, inputs.device.type
+        self._make, self._size, self._device = make, part_of(batch_size), inputs.device.type
         most = _VALUES // max(1, batch_size * math.prod(inputs.shape[1:]))
         self._batches = max(1, min(most, _BATCHES.get(self._device, 1)))
         self._made: Sequence[Made] = ()

@@ -153,8 +153,11 @@ class GroupCounts:
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyCounts:
         """Draw noisy counts, (groups, classes)."""
-        cells = self.num_groups * self.num_classes
-        counts = np.bincount(self.groups * self.num_classes + labels.astype(np.int64), minlength=cells)
-        noisy = (counts.astype(np.int64) + self.noise.draw(rng, cells)).reshape(self.num_groups, self.num_classes)
+        cells = self.groups * self.num_classes + labels.astype(np.int64)
+        return self.noised(np.bincount(cells, minlength=self.num_groups * self.num_classes).astype(np.int64), rng)
+
+    def noised(self, counts: npt.NDArray[np.int64], rng: SecureRandom) -> NoisyCounts:
+        """Release exact counts of all rows, (groups · classes,), however they were added up."""
+        noisy = (counts + self.noise.draw(rng, len(counts))).reshape(self.num_groups, self.num_classes)
         sizes = np.bincount(self.groups, minlength=self.num_groups).astype(np.int64)
         return NoisyCounts(noisy, sizes, self.noise.name, self.noise.exact_std)

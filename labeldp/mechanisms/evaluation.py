@@ -88,6 +88,10 @@ class ScoreCounts:
         right = int(np.count_nonzero(self.predicted == labels))
         return NoisyScores(self.cells.sample(labels, rng), *_noisy(right, self.right_epsilon, rng))
 
+    def noised(self, right: int, counts: npt.NDArray[np.int64], rng: SecureRandom) -> NoisyScores:
+        """Release exact numbers of all rows, however they were added up: right predictions, and (groups · classes,)."""
+        return NoisyScores(self.cells.noised(counts, rng), *_noisy(right, self.right_epsilon, rng))
+
 
 @dataclass(frozen=True, eq=False, init=False)
 class ErrorCounts:

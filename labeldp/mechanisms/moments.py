@@ -258,6 +258,32 @@ def finite_lengths(block: npt.NDArray[np.float64], order: int) -> npt.NDArray[np
 # -- the mechanism -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class MomentSum:
+    """The moment of some rows without noise, in steps, (K, d): integers, so that parts may be added in any order.
+
+    Secret until it is noised. `scaled` and `dropped` count rows that were too long, or not finite; these are public.
+    """
+
+    total: IntMatrix = field(repr=False)
+    rows: int
+    scaled: int
+    dropped: int
+
+    def __add__(self, other: MomentSum) -> MomentSum:
+        counts = (self.rows + other.rows, self.scaled + other.scaled, self.dropped + other.dropped)
+        return MomentSum(self.total + other.total, *counts)
+
+    def to_numbers(self) -> npt.NDArray[np.int64]:
+        """Return all of it as a list of numbers, of which sums are sums."""
+        return np.concatenate([[self.rows, self.scaled, self.dropped], self.total.reshape(-1)])
+
+    def from_numbers(self, numbers: npt.NDArray[np.int64]) -> MomentSum:
+        """Return the sum that these numbers are, of the shape of this one."""
+        rows, scaled, dropped = numbers[:3].tolist()
+        return MomentSum(numbers[3:].reshape(self.total.shape), rows, scaled, dropped)
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class Moments:
     """Release Σ_i onehot(y_i) ⊗ φ_i plus noise on every entry, (K, d): one query.
@@ -372,6 +398,10 @@ class Moments:
 
     def sample(self, labels: LabelArray, rng: SecureRandom, /) -> NoisyMoments:
         """Add up the rounded features by class, add the noise."""
+        return self.noised(self.added(labels), rng)
+
+    def added(self, labels: LabelArray) -> MomentSum:
+        """Add up the rounded features by class. Not private: for `noised`, of this or of parts added up elsewhere."""
         if self.users is None:
             limiter = RowLimiter(self.radius, self._order)
         else:
@@ -379,6 +409,12 @@ class Moments:
         sums = GridSum(self.num_classes, self.chunks.width, self.grid.exponent, self.grid.reach)
         for rows, block in blocks(self.chunks, sums.rows_at_once):
             sums.add(labels[rows], limiter(rows, block))
+        return MomentSum(sums.total, self.chunks.num_rows, limiter.scaled, limiter.dropped)
+
+    def noised(self, sums: MomentSum, rng: SecureRandom) -> NoisyMoments:
+        """Release the moment of all rows, however it was added up: the noise is added once."""
+        if sums.rows != self.chunks.num_rows:
+            raise ValueError(f"the sum is of {sums.rows} rows and features of {self.chunks.num_rows}; add up all rows")
         total = sums.total.sum(axis=0)
         value = self._noisy(sums.total, rng)
         # From here on only what is released and what is public.
@@ -390,8 +426,8 @@ class Moments:
             noise=self.noise.name if self.exact else "rounded Gaussian",
             noise_std=self.noise_std,
             radius=self.grid.radius,
-            scaled_rows=limiter.scaled,
-            dropped_rows=limiter.dropped,
+            scaled_rows=sums.scaled,
+            dropped_rows=sums.dropped,
         )
 
     def describe(self) -> Mapping[str, Any]:

@@ -91,7 +91,7 @@ class Thresholds:
         position = ((words - gaps) // widths).view(np.int64)
         spilled = np.flatnonzero(~keep & (position >= sizes))
         if spilled.size:
-            position[spilled] = rng.below(np.broadcast_to(sizes, len(labels))[spilled], spilled.size)
+            position[spilled] = rng.at(spilled).below(np.broadcast_to(sizes, len(labels))[spilled], spilled.size)
         if self.honest:
             keep = np.broadcast_to(inside, labels.shape)
         return np.where(keep, labels, _member(sets, sizes, np.where(keep, 0, position)).astype(labels.dtype))
@@ -208,7 +208,7 @@ class SetResponse(ABC):
         sets, wide = self.sets, self.num_classes if _per_row(self.sets) else 1
         for rows in pieces(len(labels), min(_ROWS_AT_ONCE, max(256, _CELLS_AT_ONCE // wide))):
             part = sets[rows] if sets is not None and sets.ndim == 2 else sets
-            responses[rows] = thresholds.response(labels[rows], part, rng)
+            responses[rows] = thresholds.response(labels[rows], part, rng.at(rows))
         return NoisyLabels(self, responses)
 
     # -- channel ------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class VectorResponse(ABC):
         kind = np.uint8 if self.levels < 256 else np.uint16
         responses = np.empty((len(labels), self.num_classes), dtype=kind)
         for rows in pieces(len(labels), max(1, _CELLS_AT_ONCE // self.num_classes)):
-            responses[rows] = self._response(labels[rows], rng)
+            responses[rows] = self._response(labels[rows], rng.at(rows))
         return NoisyLabels(self, responses)
 
     # -- channel ------------------------------------------------------------------------------------------------
@@ -160,12 +160,12 @@ class LaplaceOneHot(VectorResponse):
         return {**described("laplace-one-hot", self.epsilon, self.num_classes), "levels": self.levels}
 
     def _response(self, labels: LabelArray, rng: SecureRandom) -> npt.NDArray[Any]:
-        cells = len(labels) * self.num_classes
+        cells, own = len(labels) * self.num_classes, rng.split(self.num_classes)
         if self._rate > 0:
-            noise = rng.discrete_laplace(self._rate, cells)
+            noise = own.discrete_laplace(self._rate, cells)
         else:
             # Noise without end, clipped: a fair coin between 0 and L, which the label cannot move.
-            noise = np.where(rng.below(2, cells) == 1, 2 * self.levels, -2 * self.levels)
+            noise = np.where(own.below(2, cells) == 1, 2 * self.levels, -2 * self.levels)
         responses = noise.reshape(len(labels), self.num_classes)
         responses[np.arange(len(labels)), labels] += self.levels
         return np.clip(responses, 0, self.levels)

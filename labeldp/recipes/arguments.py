@@ -30,6 +30,7 @@ from labeldp.learning.dividemix import co_refine
 from labeldp.learning.evidence import Objective, from_classes
 from labeldp.learning.train import Inputs, predict
 from labeldp.mechanisms.values import ValueVault
+from labeldp.ranks import working
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -235,7 +236,7 @@ def try_loop(name: str, loop: Any, model: nn.Module, inputs: Inputs, outputs: in
     length = loop.keywords.get("epochs")
     settings |= {"epochs": min(length, 2)} if isinstance(length, int) else {}
     device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), working(None):
         try:
             loop(copy.deepcopy(model), rows, target, **settings)
         except Exception as error:

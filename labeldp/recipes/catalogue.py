@@ -147,6 +147,11 @@ class Recipe:
     self_tests: Mapping[str, SelfTest] = field(default_factory=dict, hash=False)
 
     @property
+    def shards(self) -> bool:
+        """Return whether several processes train it together: by sums of gradients, or by shares of every batch."""
+        return bool(self.network) and self.loop != "refine"
+
+    @property
     def needs_images(self) -> bool:
         """Return whether it learns from changed copies of images and can do nothing with a table."""
         return self.loop in ("fixmatch", "refine")

@@ -47,6 +47,7 @@ from labeldp.learning.train import fit as fit_model
 from labeldp.learning.tuning import Plan, tune
 from labeldp.mechanisms.users import UserVault
 from labeldp.models.zoo import FeatureNet, linear_head
+from labeldp.ranks import leave
 from labeldp.recipes import distil
 from labeldp.recipes.arguments import Fit
 from labeldp.recipes.catalogue import RECIPES, Lazy, Recipe, Task
@@ -105,6 +106,9 @@ def run(recipe: Recipe, job: Job, task: Task = "classes") -> Any:
     given |= {name: value for name, value in job.settings.items() if name in parameters}
     if isinstance(given.get("clusters"), int):
         given["clusters"] = kmeans(work.features, min(given["clusters"], len(work.features)), seed=job.seed)
+    if not recipe.shards:
+        # A solve, or trees: there is nothing to share, and the first of several ranks goes on alone.
+        leave()
     supplied = {name: SUPPLIES[name](work) for name in parameters if name in SUPPLIES and name not in given}
     return function(**supplied, **given)
 

@@ -22,6 +22,7 @@ import io
 import json
 import os
 import secrets
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -40,6 +41,7 @@ from labeldp.data.released import ReleasedLabels
 from labeldp.mechanisms.channels import channel_from_description
 from labeldp.mechanisms.responses import SetResponse, TopKResponse
 from labeldp.mechanisms.values import BinnedResponse, NoisyValues
+from labeldp.ranks import current
 from labeldp.releases import NoisyCounts, NoisyErrors, NoisyLabels, NoisyMoments, NoisyScores
 
 Out = TypeVar("Out")
@@ -86,8 +88,35 @@ def release_once(
         numbers: how many it has at most, so that there is room for them before they are paid for.
         read: reads what `save` wrote, where `load` cannot know all of it.
     """
-    if kept is None or isinstance(vault, ReleasedLabels):
+    if isinstance(vault, ReleasedLabels):
         # What was released before is kept where it was, and is not drawn here.
+        return vault.release(mechanism, rows)
+    ranks = current()
+    if ranks is None:
+        return _released(vault, mechanism, kept, note, rows, numbers, read)
+    if ranks.first:
+        # Drawn once: every rank learns from the same release.
+        released, content = _released(vault, mechanism, kept, note, rows, numbers, read), io.BytesIO()
+        save(content, released, note)
+        ranks.send(content.getvalue())
+        return released
+    vault.record(mechanism, rows, seeded=vault.seeded)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "release.npz"
+        file.write_bytes(ranks.receive())
+        return load(file) if read is None else read(file)
+
+
+def _released(
+    vault: LabelVault,
+    mechanism: Mechanism[Out],
+    kept: Path | None,
+    note: dict[str, Any],
+    rows: npt.NDArray[np.intp] | None,
+    numbers: int,
+    read: Callable[[Path], Out] | None,
+) -> Out:
+    if kept is None:
         return vault.release(mechanism, rows)
     with _alone_in(kept.parent):
         recover(kept)

@@ -18,6 +18,7 @@ times, as the mean that is estimated does.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -25,21 +26,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from labeldp.budgets.calibrate import meter
 from labeldp.core.events import Gaussian
-from labeldp.core.vault import LabelVault, Mechanism
+from labeldp.core.vault import LabelVault
 from labeldp.learning.descend import descend, usual_decay
 from labeldp.learning.optimisers import MakeOptimizer, Schedule, constant, sgd
 from labeldp.learning.progress import Progress, Report
 from labeldp.learning.train import Inputs
 from labeldp.mechanisms.gradients.layers import Loss, cross_entropy
 from labeldp.mechanisms.gradients.per_example import columns_of, refuse_batch_norm
+from labeldp.mechanisms.gradients.ranks import over_ranks
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
 from labeldp.mechanisms.gradients.users import UserGradientSum
 from labeldp.mechanisms.users import UserVault, cap_rows
+from labeldp.ranks import Message, RankError, Ranks, current, explained
 from labeldp.recipes.arguments import check_inputs, checked, device_of, take_rows
 from labeldp.recipes.budget import Bound, Goal, least_noise
 from labeldp.recipes.denoisers import (
@@ -54,16 +58,16 @@ from labeldp.recipes.denoisers import (
     self_conv,
     self_span,
 )
+from labeldp.recipes.kept import digest
 from labeldp.recipes.prepaid import Run, described, optimizer_in_words
-from labeldp.releases import NoisyGradient
 
 __all__ = [
     "DiameterBound", "NormBound", "alt_conv", "alt_rows", "lp_normal_sgd", "no_op", "self_conv",
     "self_span", "train",
 ]  # fmt: skip
 
-# The noise of a sum → the mechanism that releases it.
-Sum = Callable[..., Mechanism[NoisyGradient]]
+# The noise of a sum → the mechanism that releases it, of rows or of users.
+Sum = Callable[..., Any]
 
 
 @checked
@@ -146,17 +150,29 @@ def train(
         batches, sums = _row_sums(model, inputs, vault, bound, denoiser, batch_size, seed, how)
         settings |= {"recipe": Path(__file__).stem}
     goal = Goal(delta, epsilon, noise_multiplier, batches.queries_per_row(epochs, steps))
-    question = {} if folder is None else described(model, inputs, vault, goal=goal, **settings)
+    ranks = current()
+    question = {} if folder is ranks is None else described(model, inputs, vault, goal=goal, **settings)
+    if ranks is not None:
+        _check_ranks(ranks, model, sums, question, vault)
+        if not ranks.first:
+            return _help(ranks, model, sums, batches, vault)
     width = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     with Run(folder, question, width) as run:
         noise, times = goal.terms(lambda noise: sums[0](noise_std=noise).event(), bound, batches.rate, run.terms)
-        mechanisms = [one(noise_std=noise) for one in sums]
+        mechanisms = _mechanisms(ranks, noise, sums)
+        # Before anything is paid for: of a run that ranks began, one process may draw the rest.
+        run.assume(vault, *(() if ranks is None else mechanisms[0].assumptions))
         leases = batches.lease(vault, mechanisms, times, run.counter)
+        if ranks is not None:
+            # Paid for, and on the disk where there is one: only now do others know what to draw.
+            ranks.say(Message.READY, times)
+            ranks.share(torch.tensor(noise, dtype=torch.float64))
         project, total = Projector(model, batches, denoiser, batch_size, loss, bound.radius), times * len(batches)
         begun, spent = time.perf_counter(), None if report is None else meter(mechanisms[0].event(), times, delta)
 
         def gradient(step: int) -> Tensor | None:
-            noisy = run.query(step, leases[batches.number(step)])
+            with explained(ranks):
+                noisy = run.query(step, leases[batches.number(step)])
             return None if noisy is None else project(noisy.to(device_of(model)), step)
 
         def reported(step: int) -> None:
@@ -171,11 +187,15 @@ def train(
                 )
             )  # fmt: skip
 
-        return descend(
+        trained = descend(
             model, gradient, steps=total, optimizer=optimizer, schedule=schedule, radius=radius, kept=run.kept,
             average=usual_decay(total, schedule) if average is None else average, every=every or batches.per_epoch,
             report=None if report is None else reported,
         )  # fmt: skip
+        if ranks is not None:
+            ranks.say(Message.DONE)
+            ranks.align(trained)
+        return trained
 
 
 @checked
@@ -240,6 +260,51 @@ def lp_normal_sgd(
         schedule=lambda done: 1 / math.sqrt(round(done * many) + 1), average=average, radius=diameter / 2, seed=seed,
         folder=folder, every=every, report=report,
     )  # fmt: skip
+
+
+# --- over ranks -------------------------------------------------------------------------------------------------
+
+
+def _mechanisms(ranks: Ranks | None, noise: float, sums: list[Sum]) -> list[Any]:
+    """Return the sums over all batches, as one process or as ranks release them."""
+    wholes: list[Any] = [one(noise_std=noise) for one in sums]
+    return wholes if ranks is None else [over_ranks(one, ranks, number) for number, one in enumerate(wholes)]
+
+
+def _check_ranks(ranks: Ranks, model: nn.Module, sums: list[Sum], question: dict[str, Any], vault: LabelVault) -> None:
+    """Let ranks begin with the same model; raise RankError, on all and unpaid, where they do not fit together."""
+    if len(vault) < ranks.size:
+        raise RankError(f"there are {ranks.size} ranks for {len(vault)} rows; start at most one for each row")
+    ranks.check_same("inputs, model or settings", digest(np.array(json.dumps(question, sort_keys=True))))
+    problem = ""
+    try:
+        # With any noise: what a rank cannot do must not be found out when all is paid for.
+        whole = sums[0](noise_std=1.0)
+        whole.fits(len(columns_of(whole.inputs)[0]), vault.num_classes)
+    except (ValueError, RuntimeError) as error:
+        problem = str(error)
+    for rank, found in enumerate(ranks.gather(problem)):
+        if found:
+            raise RankError(f"rank {rank} cannot take part: {found}")
+    ranks.align(model)
+
+
+def _help(ranks: Ranks, model: nn.Module, sums: list[Sum], batches: Batches, vault: LabelVault) -> nn.Module:
+    """Do a share of every sum that the first rank draws, until it is done; return the model that it has trained.
+
+    Which steps there are, which gradients an earlier run kept, and what is done with them is the first rank's business.
+    """
+    _, times = ranks.hear(Message.READY)
+    noise = float(ranks.share(torch.zeros((), dtype=torch.float64)))
+    # In the ledger of this rank's own vault; the one that counts is the first rank's.
+    leases = batches.lease(vault, _mechanisms(ranks, noise, sums), times, None)
+    while True:
+        message, number = ranks.hear(Message.DRAW, Message.DONE)
+        if message == Message.DONE:
+            ranks.align(model)
+            return model.eval()
+        with explained(ranks):
+            leases[number]()
 
 
 # --- what is summed ---------------------------------------------------------------------------------------------

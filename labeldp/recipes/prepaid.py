@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labeldp.atomic import Room
+from labeldp.atomic import Room, replacing
 from labeldp.budgets.counter import QueryCounter
 from labeldp.core.vault import LabelVault, Lease
 from labeldp.learning.descend import Kept
@@ -44,7 +45,7 @@ class Run:
     def __init__(self, folder: Path | None, question: Mapping[str, Any], width: int = 0) -> None:
         self.counter: QueryCounter | None = None
         self.kept: Kept | None = None
-        self._begun = 0
+        self._begun, self._folder = 0, folder
         self._open = ExitStack()
         if folder is None:
             return
@@ -83,6 +84,17 @@ class Run:
         """
         charge = None if self.counter is None else self.counter.charge
         return None if charge is None else (float(charge["event"]["noise_std"]), int(charge["times"]))
+
+    def assume(self, vault: LabelVault, *sentences: str) -> None:
+        """Let the certificate say these sentences, and those of every earlier process that drew for this run."""
+        if self._folder is not None:
+            file = self._folder / "assumptions.json"
+            earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+            sentences = tuple(dict.fromkeys([*earlier, *sentences]))
+            if len(sentences) > len(earlier):
+                with replacing(file) as draft:
+                    draft.write_text(json.dumps(sentences), encoding="utf-8")
+        vault.assume(*sentences)
 
     def query(self, step: int, lease: Lease[NoisyGradient]) -> Tensor | None:
         """Return this step's gradient: kept by an earlier process, or drawn and kept; None if it was lost."""

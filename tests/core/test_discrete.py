@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from labeldp.core import random
 from labeldp.core.random import (
     SecureRandom,
+    WordSource,
     coins,
     discrete_gaussian,
     discrete_laplace,
@@ -26,7 +27,7 @@ from tests.mechanisms.frequencies import follows
 mpmath.mp.dps = 60
 
 
-class Script:
+class Script(WordSource):
     """Words from a list of `bits`-bit words, as the leading bits of 64."""
 
     def __init__(self, words, bits):
@@ -80,7 +81,7 @@ def test_coins_send_exactly_the_open_words_to_settle(monkeypatch):
     digits, asked = exp_digits(Fraction(1, 7)), []
     monkeypatch.setattr(random, "settle", lambda source, word, *_: asked.append(word) or True)
 
-    class Every:
+    class Every(WordSource):
         def words(self, size):
             return np.arange(256, dtype=np.uint8).view(np.uint64)
 

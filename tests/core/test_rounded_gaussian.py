@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import norm
 
 from labeldp.core import random
-from labeldp.core.random import DOUBT, EXTREME, SecureRandom, rounded_gaussian, settle_pair
+from labeldp.core.random import DOUBT, EXTREME, SecureRandom, WordSource, rounded_gaussian, settle_pair
 from tests.mechanisms.frequencies import follows
 
 
@@ -44,7 +44,7 @@ def test_settled_pairs_are_the_rounded_ones(std):
         assert pair == tuple(int(mpmath.nint(value)) for value in exactly(first, second, std))
 
 
-class Words:
+class Words(WordSource):
     """Words from a list, then from a generator."""
 
     def __init__(self, *first):

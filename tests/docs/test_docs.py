@@ -1,6 +1,6 @@
 """Every Python block of every page runs, in order, in an empty folder, and prints what the page says it prints.
 
-The extension guide has a test of its own, test_extend.py.
+The extension guide and the page on several machines have tests of their own, test_extend.py and test_scale.py.
 """
 
 import contextlib
@@ -51,7 +51,9 @@ EXPLAINED = ("why", "at most 1, and paid", "False, unless", "1.0, at")
 
 # Some pages show what the library warns of.
 @pytest.mark.filterwarnings("default::UserWarning")
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "extend"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem not in ("extend", "scale")], ids=lambda page: page.stem
+)
 def test_python_blocks_run_and_print_what_they_say(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names, printed = {"__name__": "__main__"}, ""

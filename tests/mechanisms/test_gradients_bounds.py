@@ -51,7 +51,7 @@ def bounds():
 
 def contribution(ask, row, label):
     """What the row adds to the sum under this label, exactly as float32 has it."""
-    return ask._total(np.array([label], dtype=np.uint8), None)().double()
+    return ask.total(np.array([label], dtype=np.uint8), None)().double()
 
 
 @given(

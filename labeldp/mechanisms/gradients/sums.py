@@ -265,7 +265,7 @@ class GradientSum:
         rows = poisson_batch(len(labels), self.rate, rng)
         with isolated(self.model, self.precision, rng):
             noise = rounded_on(device_of(self.model), self.size, self.noise_std / self.step, rng)
-            total = self._total(labels, rows)
+            total = self.total(labels, rows)
             # In this order a device makes noise while it is not yet known whether its sum is finite.
             drawn = noise()
             value = with_noise(total(), self.step, drawn).div_(self.expected_batch).to(kind_of(self.model))
@@ -278,8 +278,11 @@ class GradientSum:
 
     # -- the sum --------------------------------------------------------------------------------------------
 
-    def _total(self, labels: LabelArray, rows: npt.NDArray[np.intp] | None) -> Callable[[], Tensor]:
-        """Begin to add up v_i over these rows; call the result for Σ v_i without noise, (P,) in float64."""
+    def total(self, labels: LabelArray, rows: npt.NDArray[np.intp] | None) -> Callable[[], Tensor]:
+        """Begin to add up v_i over these rows; call the result for Σ v_i without noise, (P,) in float64.
+
+        Only `sample` calls it, here and over ranks (`labeldp.mechanisms.gradients.ranks`).
+        """
         device = device_of(self.model)
         chosen = labels if rows is None else labels[rows]
         truth = torch.as_tensor(chosen.astype(np.int64)).to(device)
