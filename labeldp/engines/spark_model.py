@@ -46,13 +46,14 @@ from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.serialise import predictor_of
 from labeldp.estimator.spending import checked_delta
 from labeldp.estimator.spending import checked_epsilon as positive_epsilon
-from labeldp.features.tables import Coder, Table, TableMap
+from labeldp.features.coded import Coder
+from labeldp.features.tables import Table, TableMap
 from labeldp.learning.tuning import Basis, Plan, tune
 from labeldp.mechanisms.moments import Moments, RowChunks
 from labeldp.recipes.catalogue import RECIPES
 from labeldp.recipes.holdout import FEWEST_ROWS, MOST_ROWS, SHARE, score_query
 from labeldp.recipes.kept import load, save
-from labeldp.recipes.one_shot import HEADS, Clock, Noise, OneShot, _moment_of, event_of, fitted, noise_for, tuned
+from labeldp.recipes.one_shot import HEADS, Clock, Noise, OneShot, event_of, fitted, moment_of, noise_for, tuned
 from labeldp.recipes.worth import Case, directions, moment_distance
 from labeldp.releases import NoisyMoments, NoisyScores
 from labeldp.results.card import Story, belief_after
@@ -109,7 +110,7 @@ class Phi:
     @classmethod
     def of(cls, columns: tuple[Column, ...], layout: Layout, found: TableMap, basis: Basis) -> Phi:
         """Return the map of these features onto this basis."""
-        cells, matrix = torch.from_numpy(Coder(found)._features()), basis.matrix
+        cells, matrix = torch.from_numpy(Coder(found).features_of_cells()), basis.matrix
         parts = (cells @ matrix, matrix[: len(found.mean)], basis.mean @ matrix)
         table, direct, centre = (part.contiguous().numpy() for part in parts)
         return cls(columns, layout, found, table, direct, centre, basis.constant, basis.bound)
@@ -126,7 +127,7 @@ class Phi:
     def __call__(self, rows: pa.Table) -> npt.NDArray[np.float32]:
         """Return φ, (n, width). Every operation is one of single rows: no matrix product, whose order may differ."""
         numeric, categorical = self.layout.split(read_frame(conformed(rows, self.columns, strays=True)))
-        numbers, cells = self._coder._coded(numeric, categorical)
+        numbers, cells = self._coder.cells(numeric, categorical)
         found = np.empty((len(numbers), self.width), dtype=np.float32)
         turned = found[:, : self.table.shape[1]]
         if len(found):
@@ -291,7 +292,7 @@ class _Work:
         groups = self.run.pay(payer, charges, Budget(self.epsilon, self.delta), note)
         noisy = self._kept("moment", lambda: self._moment(mechanism, phi, noise, radius))
         self.clock("query", f"{noisy.num_classes} × {phi.width} numbers, noise {noisy.noise_std:.3g}")
-        shot = fitted(tuning, HEADS, _moment_of(chosen, noisy), chosen, self.clock)
+        shot = fitted(tuning, HEADS, moment_of(chosen, noisy), chosen, self.clock)
         estimator = self._estimator(shot, public, layout, found)
         evaluation = None if measuring is None else self._evaluated(estimator, measuring, public.columns)
         certificate = certify(
