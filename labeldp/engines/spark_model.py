@@ -46,13 +46,14 @@ from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.serialise import predictor_of
 from labeldp.estimator.spending import checked_delta
 from labeldp.estimator.spending import checked_epsilon as positive_epsilon
-from labeldp.features.tables import Coder, Table, TableMap
+from labeldp.features.coded import Coder
+from labeldp.features.tables import Table, TableMap
 from labeldp.learning.tuning import Basis, Plan, tune
 from labeldp.mechanisms.moments import Moments, RowChunks
 from labeldp.recipes.catalogue import RECIPES
 from labeldp.recipes.holdout import FEWEST_ROWS, MOST_ROWS, SHARE, score_query
 from labeldp.recipes.kept import load, save
-from labeldp.recipes.one_shot import HEADS, Clock, Noise, OneShot, _moment_of, event_of, fitted, noise_for, tuned
+from labeldp.recipes.one_shot import HEADS, Clock, Noise, OneShot, event_of, fitted, moment_of, noise_for, tuned
 from labeldp.recipes.worth import Case, directions, moment_distance
 from labeldp.releases import NoisyMoments, NoisyScores
 from labeldp.results.card import Story, belief_after
@@ -126,7 +127,9 @@ class Phi:
     def __call__(self, rows: pa.Table) -> npt.NDArray[np.float32]:
         """Return φ, (n, width). Every operation is one of single rows: no matrix product, whose order may differ."""
         numeric, categorical = self.layout.split(read_frame(conformed(rows, self.columns, strays=True)))
-        numbers, cells = self._coder._coded(numeric, categorical)
+        numbers, places = self._coder._coded(numeric, categorical)
+        # Places are counted within their column, and rows of the table over all of them.
+        cells = places.astype(np.int32) + self._coder._starts[:-1].astype(np.int32)
         found = np.empty((len(numbers), self.width), dtype=np.float32)
         turned = found[:, : self.table.shape[1]]
         if len(found):
@@ -260,7 +263,7 @@ class _Work:
         some = self._public(Chosen(self.seed, "some", min(1.0, SOME_ROWS / self.rows)))
         measuring = self._public(self.aside) if self.aside.share > 0 else None
         held = 0 if measuring is None else len(measuring)
-        public = columns_of(some.select(self.features), self.kinds)
+        public = columns_of(some.select(self.features), self.kinds, self.rows)
         prose = [column.name for column in public.columns if column.kind == "text"]
         if prose:
             raise TableError(
@@ -291,7 +294,7 @@ class _Work:
         groups = self.run.pay(payer, charges, Budget(self.epsilon, self.delta), note)
         noisy = self._kept("moment", lambda: self._moment(mechanism, phi, noise, radius))
         self.clock("query", f"{noisy.num_classes} × {phi.width} numbers, noise {noisy.noise_std:.3g}")
-        shot = fitted(tuning, HEADS, _moment_of(chosen, noisy), chosen, self.clock)
+        shot = fitted(tuning, HEADS, moment_of(chosen, noisy), chosen, self.clock)
         estimator = self._estimator(shot, public, layout, found)
         evaluation = None if measuring is None else self._evaluated(estimator, measuring, public.columns)
         certificate = certify(
