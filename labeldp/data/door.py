@@ -271,9 +271,13 @@ def read_columns(
     return PublicColumns(features, columns, (*readings, *aside), note)
 
 
-def columns_of(public: pa.Table, kinds: Mapping[str, Sequence[str]]) -> PublicColumns:
-    """Say how each column of a table without labels is read; `kinds` are columns to be read as these."""
-    readings = readings_of(public, {name: kind for kind, names in kinds.items() for name in names})
+def columns_of(public: pa.Table, kinds: Mapping[str, Sequence[str]], rows: int | None = None) -> PublicColumns:
+    """Say how each column of a table without labels is read; `kinds` are columns to be read as these.
+
+    `rows` is how many there are where the table is a random part of them.
+    """
+    wanted = {name: kind for kind, names in kinds.items() for name in names}
+    readings = readings_of(public, wanted, rows if rows != len(public) else None)
     columns = kept_columns(readings)
     return PublicColumns(conformed(public, columns, strays=True), columns, readings)
 

@@ -261,7 +261,7 @@ class _Work:
         some = self._public(Chosen(self.seed, "some", min(1.0, SOME_ROWS / self.rows)))
         measuring = self._public(self.aside) if self.aside.share > 0 else None
         held = 0 if measuring is None else len(measuring)
-        public = columns_of(some.select(self.features), self.kinds)
+        public = columns_of(some.select(self.features), self.kinds, self.rows)
         prose = [column.name for column in public.columns if column.kind == "text"]
         if prose:
             raise TableError(
