@@ -37,6 +37,7 @@ ALLOWED = {
         "recipes",
         "estimator",
         "results",
+        "ranks",
     },
 }
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}

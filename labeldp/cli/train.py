@@ -204,8 +204,8 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
     read = partial(_data, label=label, classes=classes, bounds=bounds, how={**how, "delimiter": delimiter}, known=data)
     if team is not None and not team.first:
-        declared = {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout}
-        help_out(team, partial(read, table), dry_run, epsilon, partial(_weights, class_weight or ()), declared)
+        help_out(team, partial(read, table), dry_run, epsilon, partial(_weights, class_weight or ()),
+                 {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout})  # fmt: skip
         return
     with (
         table_file(table) as path,

@@ -110,7 +110,7 @@ class Phi:
     @classmethod
     def of(cls, columns: tuple[Column, ...], layout: Layout, found: TableMap, basis: Basis) -> Phi:
         """Return the map of these features onto this basis."""
-        cells, matrix = torch.from_numpy(Coder(found)._features()), basis.matrix
+        cells, matrix = torch.from_numpy(Coder(found).features_of_cells()), basis.matrix
         parts = (cells @ matrix, matrix[: len(found.mean)], basis.mean @ matrix)
         table, direct, centre = (part.contiguous().numpy() for part in parts)
         return cls(columns, layout, found, table, direct, centre, basis.constant, basis.bound)
@@ -127,9 +127,7 @@ class Phi:
     def __call__(self, rows: pa.Table) -> npt.NDArray[np.float32]:
         """Return φ, (n, width). Every operation is one of single rows: no matrix product, whose order may differ."""
         numeric, categorical = self.layout.split(read_frame(conformed(rows, self.columns, strays=True)))
-        numbers, places = self._coder._coded(numeric, categorical)
-        # Places are counted within their column, and rows of the table over all of them.
-        cells = places.astype(np.int32) + self._coder._starts[:-1].astype(np.int32)
+        numbers, cells = self._coder.cells(numeric, categorical)
         found = np.empty((len(numbers), self.width), dtype=np.float32)
         turned = found[:, : self.table.shape[1]]
         if len(found):

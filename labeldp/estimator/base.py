@@ -54,7 +54,7 @@ from labeldp.features.text import TableAndText, TableAndTextMap, Text
 from labeldp.learning.progress import Progress, listening
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
-from labeldp.ranks import agreed, leave
+from labeldp.ranks import agreed
 from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
@@ -248,7 +248,6 @@ class LabelDPEstimator(BaseEstimator, ABC):
             spending.refuse_together(training, recipe.key)
         with public_seed(seed), listening(reporter):
             found = run(recipe, job, self._task)
-        leave()
         self._predictor = predictor_of(found, self.model is not None)
         self.evidence_ = found.reason if isinstance(found, Decided) else ""
         self._rows, self._reason, self._network_name, self._chosen_for, self.evaluation_ = rows, "", None, None, None

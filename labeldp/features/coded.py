@@ -126,8 +126,13 @@ class Coder:
             pairs = [self._coded(*part) for part in parts]
             numbers, cells = (np.concatenate(part) for part in zip(*pairs, strict=True))
         device = self._map.device
-        first, table = torch.from_numpy(self._starts[:-1].astype(np.int32)), torch.from_numpy(self._features())
+        first, table = torch.from_numpy(self._starts[:-1].astype(np.int32)), torch.from_numpy(self.features_of_cells())
         return Coded(torch.from_numpy(numbers), torch.from_numpy(cells), first.to(device), table.to(device))
+
+    def cells(self, numeric: np.ndarray, categorical: Categories) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows' numbers, (n, a), and which rows of `features_of_cells` they add up, (n, a + b)."""
+        numbers, cells = self._coded(numeric, categorical)
+        return numbers, cells + self._starts[:-1].astype(np.int32)
 
     def _in_files(self, parts: Iterable[tuple[np.ndarray, Categories]], rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Write numbers and cells to two files without a name, which are gone when nobody reads them any more."""
@@ -169,7 +174,7 @@ class Coder:
         place = np.minimum(np.searchsorted(kept, values), len(kept) - 1)
         return np.where(kept[place] == values, 1 + place, 0)
 
-    def _features(self) -> np.ndarray:
+    def features_of_cells(self) -> np.ndarray:
         """Return E, (cells, p), its columns in the order of `TableMap.features`."""
         found, table = self._map, np.zeros((self._starts[-1], self._map.dim), dtype=np.float32)
         at = len(found.mean)

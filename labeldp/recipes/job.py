@@ -110,7 +110,10 @@ def run(recipe: Recipe, job: Job, task: Task = "classes") -> Any:
         # A solve, or trees: there is nothing to share, and the first of several ranks goes on alone.
         leave()
     supplied = {name: SUPPLIES[name](work) for name in parameters if name in SUPPLIES and name not in given}
-    return function(**supplied, **given)
+    found = function(**supplied, **given)
+    # What comes after a recipe is the first rank's: predictions, measures, files.
+    leave()
+    return found
 
 
 @contextlib.contextmanager
