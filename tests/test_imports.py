@@ -34,6 +34,7 @@ ALLOWED = {
         "features",
         "learning",
         "models",
+        "ranks",
         "recipes",
         "estimator",
         "results",

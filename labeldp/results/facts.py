@@ -157,7 +157,11 @@ def gather(
         width = int(result.tensors["head.mean"].shape[0])
     own, choice = evaluation_of(result.metrics), None
     if story.classes is not None:
-        problem = {"num_rows": story.rows - (own.rows if own else 0), "feature_dim": width, "modality": modality}
+        problem = {
+            "num_rows": max(1, story.rows - (own.rows if own else 0)),
+            "feature_dim": width,
+            "modality": modality,
+        }
         problem |= _chosen_for(result.metrics.get("chosen_for"))
         choice = choose(num_classes=len(story.classes), epsilon=story.epsilon, delta=story.delta, **problem)
         width = choice.problem["feature_dim"]

@@ -168,7 +168,8 @@ def test_progress_is_told():
     x, _ = clouds()
     reports = []
     train_after(poor_shot(), x, generations=3, report=reports.append)
-    assert [one.phase for one in reports] == ["student"] * 3
+    # One as it begins, and one for each generation.
+    assert [one.phase for one in reports] == ["student"] * 4
     assert "3 of 3" in reports[-1].detail
 
 
