@@ -38,7 +38,6 @@ ALLOWED = {
         "recipes",
         "estimator",
         "results",
-        "ranks",
     },
 }
 HEAVY = {"torch", "pyarrow", "pandas", "dp_accounting"}
