@@ -139,7 +139,7 @@ def test_reports_name_the_phases_and_hold_public_numbers():
     heard = []
     train_on_inputs(Raw(), problem()[0], vault(), epsilon=0.5, delta=DELTA, tune=quick, report=heard.append)
     phases = [report.phase for report in heard]
-    assert list(dict.fromkeys(phases)) == ["features", "tuning", "query", "head"]
+    assert list(dict.fromkeys(phases)) == ["features", "tuning", "moment", "query", "head"]
     assert phases.count("tuning") == 2
     assert all(report.seconds >= 0 for report in heard)
 
