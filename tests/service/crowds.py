@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def serve(where, key, address, signer, ready):
 def started(where, key, address, signer):
     """A server in a process of its own, which is listening."""
     heard, ready = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=serve, args=(where, key, address, signer, ready))
+    process = CONTEXT.Process(target=serve, args=(where, key, address, signer, ready), daemon=True)
     process.start()
     ready.close()
     assert heard.recv() == "ready"
@@ -112,14 +111,14 @@ def campaign(where, key, folder, signer, token, kills, seed):
         server = started(where, key, address, signer)
         heard, go = CONTEXT.Pipe(duplex=False)
         # The last ones again, and some that are new.
-        span = range(max(0, asked - 6), asked + 40)
-        client = CONTEXT.Process(target=ask_and_note, args=(address, token, str(notes), span, go))
+        span = range(max(0, asked - 6), asked + 10_000)
+        client = CONTEXT.Process(target=ask_and_note, args=(address, token, str(notes), span, go), daemon=True)
         client.start()
         go.close()
         heard.recv()
         victim = choose.choice(["server", "client"])
         time.sleep(choose.uniform(0.0, 0.5))
-        os.kill({"server": server, "client": client}[victim].pid, signal.SIGKILL)
+        {"server": server, "client": client}[victim].kill()
         killed[victim] += 1
         if victim == "client":
             # The server may be in the middle of its request: let it be, or kill it, too.
