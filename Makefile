@@ -50,7 +50,7 @@ release-check: .venv/dev.stamp
 spark: .venv/spark.stamp
 
 bench: .venv/dev.stamp
-	@for file in $(filter-out benchmarks/projection.py benchmarks/tabular.py benchmarks/big_tables.py benchmarks/spark.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/projection.py benchmarks/tabular.py benchmarks/big_tables.py benchmarks/spark.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file || exit 1; done
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
