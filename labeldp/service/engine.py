@@ -3,8 +3,9 @@
     check everything  →  draw, in memory  →  one transaction: charge, keep the release, log it  →  answer
 
 Nothing leaves the process before the transaction is on the disk, and a query that cannot be paid for at that moment is
-refused and its draw forgotten unseen. A kill at any point leaves all of it or nothing: a release that was charged is
-kept, and asking again with the same id returns it and charges nothing. The same id with another question is refused.
+refused and its draw forgotten unseen. A draw that fails is charged, unless it was its public columns that were wrong. A
+kill at any point leaves all of it or nothing: a release that was charged is kept, and asking again with the same id
+returns it and charges nothing. The same id with another question is refused.
 
 Transactions are committed by one thread, as many queries in each as are waiting (group commit), so that a thousand
 small queries do not wait for the disk a thousand times. Features are added up while they arrive, outside of any lock.
@@ -91,6 +92,31 @@ class _Job:
     done: Future[Kept]
 
 
+class _Arriving(Iterator[Mapping[str, Any]]):
+    """The columns of a query as they come; knows whether it was they that were wrong, which tells of no label."""
+
+    def __init__(self, parts: Iterator[Mapping[str, Any]], rows: int | None) -> None:
+        self._parts, self._rows, self._come, self.broken = parts, rows, 0, False
+
+    def __next__(self) -> Mapping[str, Any]:
+        """Return the next part; WireError where there are fewer or more rows than are asked."""
+        part = None
+        try:
+            part = next(self._parts)
+            self._come += len(next(iter(part.values()), ()))
+        except StopIteration:
+            pass
+        except BaseException:
+            self.broken = True
+            raise
+        if self._rows is not None and (self._come > self._rows or (part is None and self._come < self._rows)):
+            self.broken = True
+            raise WireError(f"the columns have {self._come} rows and {self._rows} are asked; send one for each")
+        if part is None:
+            raise StopIteration
+        return part
+
+
 class Engine:
     """Data sets, books and the thread that writes them down.
 
@@ -152,7 +178,7 @@ class Engine:
         wire.check_size(ask.verb, ask.settings, chosen.count, served.vault.num_classes)
         with self._alone(person.name, ask.request) as repeated:
             digest = hashlib.sha256(_canonical([ask.dataset, ask.rows, ask.verb, ask.given, ask.plan_id]))
-            arriving = parts(digest)
+            arriving = _Arriving(parts(digest), chosen.count if wire.streams(ask.verb, ask.settings) else None)
             line = self._line(person, ask) if ask.again or repeated else None
             if line is not None:
                 # Drawn before: what is sent again is only compared.
@@ -171,7 +197,10 @@ class Engine:
             try:
                 release = wire.pack(served.vault.release(mechanism, rows))
             except MechanismError:
-                raise WireError("the columns could not be read as declared; nothing was charged") from None
+                if arriving.broken:
+                    raise WireError("the columns could not be read as declared; nothing was charged") from None
+                # It failed with labels in its hands: that it did may tell of them, and is paid for like a release.
+                release = wire.FAILED
             for _ in arriving:
                 raise WireError("the columns have more rows than are asked; send one entry for each")
             done: Future[Kept] = Future()

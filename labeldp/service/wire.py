@@ -22,6 +22,7 @@ import pyarrow as pa
 import safetensors.numpy
 from safetensors import SafetensorError
 
+from labeldp.core.vault import MechanismError
 from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, LaplaceNoise
 from labeldp.mechanisms.evaluation import ErrorCounts, ScoreCounts
 from labeldp.mechanisms.moments import Moments, RowChunks
@@ -29,7 +30,7 @@ from labeldp.mechanisms.responses import RandomizedResponse, SetResponse, TopKRe
 from labeldp.mechanisms.selection import BestCandidate, GroupVotes
 from labeldp.mechanisms.values import Binned, BinnedResponse, NoisyValues, Rounded
 from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
-from labeldp.releases import NoisyCounts, NoisyLabels, NoisyMoments, NoisyScores
+from labeldp.releases import NoisyCounts, NoisyErrors, NoisyLabels, NoisyMoments, NoisyScores
 
 Array = npt.NDArray[Any]
 Settings = dict[str, Any]
@@ -260,6 +261,11 @@ def declared_columns(verb: str, settings: Settings) -> dict[str, tuple[str, int 
         case "moments":
             return {FEATURES: (settings["kind"], settings["width"])}
     return {}
+
+
+def streams(verb: str, settings: Settings) -> bool:
+    """Return whether the columns are read while the labels are, and not gathered before."""
+    return FEATURES in declared_columns(verb, settings)
 
 
 def check_size(verb: str, settings: Settings, num_rows: int, num_classes: int) -> None:
@@ -498,6 +504,9 @@ def pack(release: Any) -> bytes:
         case NoisyCounts():
             kind, arrays = "counts", {"counts": release.counts, "group_sizes": release.group_sizes}
             plain = {"noise": release.noise, "noise_std": release.noise_std}
+            if isinstance(release, NoisyErrors):
+                kind = "errors"
+                plain |= {"at_bounds": release.at_bounds, "at_bounds_std": release.at_bounds_std}
         case NoisyScores(cells=cells):
             kind, arrays = "scores", {"counts": cells.counts, "group_sizes": cells.group_sizes}
             plain = {"noise": cells.noise, "noise_std": cells.noise_std}
@@ -513,6 +522,10 @@ def pack(release: Any) -> bytes:
             raise TypeError(f"a release of type {type(release).__name__} cannot be sent")
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return safetensors.numpy.save(whole, {"release": json.dumps({"kind": kind, **plain})})
+
+
+# In place of a release, where drawing it failed.
+FAILED = safetensors.numpy.save({}, {"release": json.dumps({"kind": "failed"})})
 
 
 def unpack(content: bytes, mechanism: Any) -> Any:
@@ -534,6 +547,8 @@ def _rebuilt(kind: str, plain: Settings, arrays: Mapping[str, Array], mechanism:
             return NoisyLabels(mechanism, arrays["responses"])
         case "counts":
             return NoisyCounts(arrays["counts"], arrays["group_sizes"], **plain)
+        case "errors":
+            return NoisyErrors(arrays["counts"], arrays["group_sizes"], **plain)
         case "scores":
             right, deviation = plain.pop("right"), plain.pop("right_std")
             return NoisyScores(NoisyCounts(arrays["counts"], arrays["group_sizes"], **plain), right, deviation)
@@ -544,6 +559,8 @@ def _rebuilt(kind: str, plain: Settings, arrays: Mapping[str, Array], mechanism:
             return arrays["winners"]
         case "winner":
             return int(plain["winner"])
+        case "failed":
+            raise MechanismError("the query failed at the service; it stays charged, and the reason is withheld there")
     raise ValueError(kind)
 
 

@@ -9,6 +9,8 @@ pytest.importorskip("sqlalchemy", reason="a service keeps its books in a databas
 
 from labeldp.budgets.store import BudgetStore
 from labeldp.core.ledger import BudgetExceededError
+from labeldp.core.random import SecureRandom
+from labeldp.core.vault import MechanismError
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.service import log, logbook, wire
@@ -117,6 +119,32 @@ def test_too_much_at_once_is_refused(found, monkeypatch):
     told, columns = header(found.named, GroupCounts(np.arange(ROWS) % 2, 2, CLASSES, LaplaceNoise(0.1)))
     with pytest.raises(WireError):
         ask(found.direct, told, columns)
+
+
+def test_a_draw_that_fails_with_labels_in_its_hands_is_charged(found, monkeypatch):
+    """Whether it fails may depend on a label: for nothing, it could be asked again and again."""
+
+    def fails(*_):
+        raise RuntimeError("the label of row 7 is 2")
+
+    told, columns = header(found.named, GroupCounts(np.arange(ROWS) % 4, 4, CLASSES, LaplaceNoise(0.1)))
+    before = in_order(found)
+    monkeypatch.setattr(GroupCounts, "sample", fails)
+    _, content = ask(found.direct, told, columns)
+    with pytest.raises(MechanismError, match="stays charged") as refused:
+        wire.unpack(content, None)
+    assert "label of" not in str(refused.value)
+    assert in_order(found) == before + 1
+
+
+def test_every_release_arrives_as_it_was_drawn(found):
+    labels = (np.arange(ROWS) % CLASSES).astype(np.uint8)
+    for name, mechanism in mechanisms().items():
+        drawn = mechanism.sample(labels, SecureRandom(seed=1))
+        come = wire.unpack(wire.pack(drawn), mechanism)
+        # Of the same kind, so that no field can be missing, and the same bytes again.
+        assert type(come) is type(drawn), name
+        assert wire.pack(come) == wire.pack(drawn), name
 
 
 def test_what_nobody_meant_is_withheld(found, monkeypatch):
