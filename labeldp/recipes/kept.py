@@ -307,36 +307,52 @@ def checkpoint_of(folder: Path | None, *responses: np.ndarray) -> dict[str, Path
 # --- releases on disk -------------------------------------------------------------------------------------------
 
 
-def save(file: IO[bytes], release: Any, note: Mapping[str, Any]) -> None:
-    """Write a release, its channel and a note: responses, values, counts, scores, winners of votes, or a moment."""
-    kind: str
-    fields: dict[str, Any] = {}
-    arrays: dict[str, np.ndarray]
+def plain(release: Any) -> tuple[str, dict[str, np.ndarray], dict[str, Any]]:
+    """Return the kind, arrays and public fields of a release; a channel of responses is left out."""
     match release:
         case NoisyValues(channel=BinnedResponse() as channel):
-            kind, arrays = "values", {"responses": release.responses, "bins": channel.bins, "outputs": channel.outputs}
-            fields = {"epsilon": channel.epsilon}
+            arrays = {"responses": release.responses, "bins": channel.bins, "outputs": channel.outputs}
+            return "values", arrays, {"epsilon": channel.epsilon}
         case NoisyLabels():
-            kind, arrays = "labels", {"responses": release.responses}
-            fields = {"channel": dict(release.channel.describe())}
-            if isinstance(release.channel, SetResponse) and release.channel.sets is not None:
-                arrays["sets"] = release.channel.sets
+            return "labels", {"responses": release.responses}, {}
         case NoisyCounts():
-            kind, arrays = "counts", {"counts": release.counts, "group_sizes": release.group_sizes}
-            fields = {"noise": release.noise, "noise_std": release.noise_std}
+            fields: dict[str, Any] = {"noise": release.noise, "noise_std": release.noise_std}
             if isinstance(release, NoisyErrors):
                 fields |= {"at_bounds": release.at_bounds, "at_bounds_std": release.at_bounds_std}
+            return "counts", {"counts": release.counts, "group_sizes": release.group_sizes}, fields
         case NoisyScores(cells=cells):
-            kind, arrays = "scores", {"counts": cells.counts, "group_sizes": cells.group_sizes}
-            fields = {"noise": cells.noise, "noise_std": cells.noise_std}
-            fields |= {"right": release.right, "right_std": release.right_std}
+            _, arrays, fields = plain(cells)
+            return "scores", arrays, {**fields, "right": release.right, "right_std": release.right_std}
         case NoisyMoments():
-            kind, arrays = "moment", {"value": release.value, "total": release.total}
+            arrays = {"value": release.value, "total": release.total}
             fields = {name: getattr(release, name) for name in release.__dataclass_fields__ if name not in arrays}
+            return "moment", arrays, fields
         case np.ndarray():
-            kind, arrays = "winners", {"winners": release}
-        case _:
-            raise TypeError(f"a release of type {type(release).__name__} cannot be kept; give this recipe no folder")
+            return "winners", {"winners": release}, {}
+    raise TypeError(f"a release of type {type(release).__name__} cannot be kept; give this recipe no folder")
+
+
+def rebuilt(kind: str, arrays: Mapping[str, np.ndarray], fields: dict[str, Any]) -> Any:
+    """Return the release that has no channel from what `plain` gave."""
+    if kind in ("counts", "scores"):
+        right = [fields.pop(name) for name in ("right", "right_std") if name in fields]
+        made = NoisyErrors if "at_bounds" in fields else NoisyCounts
+        counts = made(arrays["counts"], arrays["group_sizes"], **fields)
+        return NoisyScores(counts, *right) if right else counts
+    if kind == "moment":
+        return NoisyMoments(arrays["value"], arrays["total"], **fields)
+    if kind == "winners":
+        return arrays["winners"]
+    raise ValueError(kind)
+
+
+def save(file: IO[bytes], release: Any, note: Mapping[str, Any]) -> None:
+    """Write a release, its channel and a note."""
+    kind, arrays, fields = plain(release)
+    if kind == "labels":
+        fields = {"channel": dict(release.channel.describe())}
+        if isinstance(release.channel, SetResponse) and release.channel.sets is not None:
+            arrays["sets"] = release.channel.sets
     described = np.array(json.dumps({"kind": kind, **fields, "note": dict(note)}))
     # Noise does not compress.
     write: Any = np.savez if kind == "moment" else np.savez_compressed
@@ -360,14 +376,7 @@ def load(path: Path) -> Any:
             if "sets" in arrays:
                 return NoisyLabels(TopKResponse(float(described["epsilon"]), arrays["sets"]), arrays["responses"])
             return NoisyLabels(channel_from_description(described), arrays["responses"])
-        if kind in ("counts", "scores"):
-            right = [fields.pop(name) for name in ("right", "right_std") if name in fields]
-            kind = NoisyErrors if "at_bounds" in fields else NoisyCounts
-            counts = kind(arrays["counts"], arrays["group_sizes"], **fields)
-            return NoisyScores(counts, *right) if right else counts
-        if kind == "moment":
-            return NoisyMoments(arrays["value"], arrays["total"], **fields)
-        return arrays["winners"]
+        return rebuilt(kind, arrays, fields)
 
 
 def load_note(path: Path) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from labeldp.mechanisms.responses import RandomizedResponse, SetResponse, TopKRe
 from labeldp.mechanisms.selection import BestCandidate, GroupVotes
 from labeldp.mechanisms.values import Binned, BinnedResponse, NoisyValues, Rounded
 from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
-from labeldp.releases import NoisyCounts, NoisyErrors, NoisyLabels, NoisyMoments, NoisyScores
+from labeldp.recipes import kept
+from labeldp.releases import NoisyLabels
 
 Array = npt.NDArray[Any]
 Settings = dict[str, Any]
@@ -497,31 +498,15 @@ def from_batch(schema: pa.Schema, batch: pa.RecordBatch) -> dict[str, Array]:
 
 def pack(release: Any) -> bytes:
     """Return a release as bytes: named arrays and JSON. The channel stays behind: who asked has it."""
-    plain: Settings = {}
     match release:
         case NoisyLabels():
-            kind, arrays = "labels", {"responses": release.responses}
-        case NoisyCounts():
-            kind, arrays = "counts", {"counts": release.counts, "group_sizes": release.group_sizes}
-            plain = {"noise": release.noise, "noise_std": release.noise_std}
-            if isinstance(release, NoisyErrors):
-                kind = "errors"
-                plain |= {"at_bounds": release.at_bounds, "at_bounds_std": release.at_bounds_std}
-        case NoisyScores(cells=cells):
-            kind, arrays = "scores", {"counts": cells.counts, "group_sizes": cells.group_sizes}
-            plain = {"noise": cells.noise, "noise_std": cells.noise_std}
-            plain |= {"right": release.right, "right_std": release.right_std}
-        case NoisyMoments():
-            kind, arrays = "moment", {"value": release.value, "total": release.total}
-            plain = {name: getattr(release, name) for name in release.__dataclass_fields__ if name not in arrays}
-        case np.ndarray():
-            kind, arrays = "winners", {"winners": release}
+            kind, arrays, fields = "labels", {"responses": release.responses}, {}
         case int():
-            kind, arrays, plain = "winner", {}, {"winner": release}
+            kind, arrays, fields = "winner", {}, {"winner": release}
         case _:
-            raise TypeError(f"a release of type {type(release).__name__} cannot be sent")
+            kind, arrays, fields = kept.plain(release)
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return safetensors.numpy.save(whole, {"release": json.dumps({"kind": kind, **plain})})
+    return safetensors.numpy.save(whole, {"release": json.dumps({"kind": kind, **fields})})
 
 
 # In place of a release, where drawing it failed.
@@ -539,29 +524,20 @@ def unpack(content: bytes, mechanism: Any) -> Any:
         raise WireError(f"the service sent a release that cannot be read ({type(error).__name__})") from None
 
 
-def _rebuilt(kind: str, plain: Settings, arrays: Mapping[str, Array], mechanism: Any) -> Any:  # noqa: PLR0911 - one case for each verb
+def _rebuilt(kind: str, plain: Settings, arrays: Mapping[str, Array], mechanism: Any) -> Any:
     match kind:
         case "labels" if isinstance(mechanism, BinnedResponse):
             return NoisyValues(mechanism, arrays["responses"], mechanism.outputs)
         case "labels":
             return NoisyLabels(mechanism, arrays["responses"])
-        case "counts":
-            return NoisyCounts(arrays["counts"], arrays["group_sizes"], **plain)
-        case "errors":
-            return NoisyErrors(arrays["counts"], arrays["group_sizes"], **plain)
-        case "scores":
-            right, deviation = plain.pop("right"), plain.pop("right_std")
-            return NoisyScores(NoisyCounts(arrays["counts"], arrays["group_sizes"], **plain), right, deviation)
-        case "moment":
-            return NoisyMoments(arrays["value"], arrays["total"], **plain)
-        case "winners":
-            arrays["winners"].setflags(write=False)
-            return arrays["winners"]
         case "winner":
             return int(plain["winner"])
         case "failed":
             raise MechanismError("the query failed at the service; it stays charged, and the reason is withheld there")
-    raise ValueError(kind)
+    release = kept.rebuilt(kind, arrays, plain)
+    if kind == "winners":
+        release.setflags(write=False)
+    return release
 
 
 def rows_of(columns: Mapping[str, Array], at_once: int) -> Iterable[dict[str, Array]]:
