@@ -3,7 +3,9 @@
     for each round:
         t_i ∝ p_i(c) · P(response_i | c)                              the posterior under the prior so far
         for each fold F of the rows: a network learns t outside of F, from the weights it was given
-                                     p_i = its probabilities, for i in F, as confident as the responses of F allow
+                                     p_i ∝ first prior^a · its probabilities^b, for i in F
+
+with the a and b for which the responses of F are likeliest.
 
 A prior that is systematically wrong (a teacher's cats that are dogs) is wrong in every posterior, by as much as one
 response cannot outweigh. Together the responses can: a network that learns from posteriors of many rows sees which way
@@ -26,7 +28,7 @@ from pathlib import Path
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import log_softmax
+from torch.nn.functional import log_softmax, softplus
 
 from labeldp.learning.evidence import forward_loss, on_targets, posterior
 from labeldp.learning.heads import scale_by_responses
@@ -86,7 +88,7 @@ def crossfit(
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     order = torch.randperm(len(scores), generator=Generator().manual_seed(seed)).to(scores.device)
     parts = [part.sort().values for part in order.tensor_split(folds)]
-    likely = _likelihood(scores, evidence)
+    first, likely = scores, _likelihood(scores, evidence)
     if report is not None:
         report(0, likely)
     for number in range(1, rounds + 1):
@@ -98,7 +100,7 @@ def crossfit(
             network = fit(copy.deepcopy(model), inputs, on_targets(targets), rows=others, **file)
             chosen = tuple(tensor[part] for tensor in tensors)
             found = believe(network, chosen if isinstance(inputs, tuple) else chosen[0])
-            after[part] = (scale_by_responses(found, evidence[part]) * found).to(after)
+            after[part] = mixed((first[part], found), evidence[part]).to(after)
         now = _likelihood(after, evidence)
         if report is not None:
             report(number, now)
@@ -106,6 +108,37 @@ def crossfit(
             break
         scores, likely = after, now
     return scores
+
+
+def mixed(sources: tuple[Tensor, ...], evidence: Tensor) -> Tensor:
+    """Return Σ_j w_j · s_j, (n, K), with the w ≥ 0 for which the responses are likeliest under its softmax.
+
+    A few numbers from all responses. It is honest where no source has seen the responses of its rows.
+
+    Args:
+        sources: scores, (n, K) each.
+        evidence: log P(response | c) of each row, (n, K), up to a constant of the row.
+
+    >>> truth = torch.arange(3000) % 3
+    >>> right, wrong = nn.functional.one_hot(truth, 3) * 3.0, nn.functional.one_hot(truth * 0, 3) * 3.0
+    >>> found = mixed((right, wrong), nn.functional.one_hot(truth, 3) * 1.0)
+    >>> bool((found.argmax(dim=1) == truth).all())
+    True
+    """
+    # Each by its own scale first: logits of networks differ by orders of magnitude.
+    scaled = torch.stack([scale_by_responses(scores, evidence) * scores.float() for scores in sources])
+    free = torch.full((len(sources), 1, 1), -0.5, device=scaled.device, requires_grad=True)
+    search = torch.optim.LBFGS([free], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        found = forward_loss((softplus(free) * scaled).sum(dim=0), evidence).mean()
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        search.step(loss)
+    return (softplus(free.detach()) * scaled).sum(dim=0)
 
 
 def _likelihood(scores: Tensor, evidence: Tensor) -> float:
