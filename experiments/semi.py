@@ -20,7 +20,7 @@ from labeldp.features.encoders import OverCrops, begin_as, probe, probed
 from labeldp.learning import evidence
 from labeldp.learning.consensus import consensus
 from labeldp.learning.crossfit import crossfit
-from labeldp.learning.dividemix import Pair, co_refine
+from labeldp.learning.dividemix import co_refine
 from labeldp.learning.evidence import Labels
 from labeldp.learning.fixmatch import FreeThreshold, SoftThreshold, fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
@@ -137,10 +137,9 @@ def studied_head_and_answers(job: Training) -> nn.Module:
     """The moment, `head_and_fixmatch` by the settings in `study`, responses under that network, then the posterior.
 
     With `part` only so many of the rows are in the moment, and the others respond with all of ε. With `crossfit`
-    networks make the prior better by each other's responses (`labeldp.learning.crossfit`), and the result is the mean
-    of them and of what learnt the posterior. With `consensus` the posterior is learnt twice: by the network, going on,
-    and by one of the `model` in there, from random weights, on the rows where both agree
-    (`labeldp.learning.consensus`).
+    networks make the prior better by each other's responses (`labeldp.learning.crossfit`). With `consensus` the
+    posterior is learnt twice: by the network, going on, and by one of the `model` in there, from random weights, on
+    the rows where both agree (`labeldp.learning.consensus`).
     """
     public, settings, own = public_of(job), job.settings, job.settings["study"]
     _check_own("study", own, FIXMATCH_NEEDS | FIXMATCH_MAY_HAVE | {"epochs", "per_class"})
@@ -148,7 +147,7 @@ def studied_head_and_answers(job: Training) -> nn.Module:
 
     fit = _plainly(job, settings) if "consensus" not in settings else consensus_of(job)
     inside = _in_moment(job)
-    begun, judges = list[nn.Module](), list[nn.Module]()
+    begun = list[nn.Module]()
 
     def teach(model: nn.Module, inputs: Any, shot: one_shot.OneShot, folder: Path | None = None) -> nn.Module:
         teacher: Any = shot
@@ -167,11 +166,11 @@ def studied_head_and_answers(job: Training) -> nn.Module:
 
     ask: dict[str, Any] = {
         "shares": tuple(settings.get("shares", [1.0])), "begin": "start" in settings,
-        "judge": crossfit_of(job, begun, judges) if "crossfit" in settings else None,
+        "judge": crossfit_of(job, begun) if "crossfit" in settings else None,
         "believe": _mirrored if settings.get("mirrored", False) else predict,
     }  # fmt: skip
     if job.kept is None:
-        return _all(job, moment_then_responses(job, public, fit, distil=teach_plainly, **ask), judges)
+        return moment_then_responses(job, public, fit, distil=teach_plainly, **ask)
     run = sorted(settings.items(), key=str), job.epsilon
     with kept_distillations.distillation(job.kept, _of_distillation(job), run, job.notes) as kept:
 
@@ -181,36 +180,21 @@ def studied_head_and_answers(job: Training) -> nn.Module:
             job.keep("student", made)
             return made
 
-        return _all(job, moment_then_responses(job, public, fit, distil=once, folder=kept.folder, **ask), judges)
+        return moment_then_responses(job, public, fit, distil=once, folder=kept.folder, **ask)
 
 
-def _all(job: Training, model: nn.Module, judges: list[nn.Module]) -> nn.Module:
-    """The model, a network or a pair of them, and the judges of its cross-fitting, each counting alike."""
-    if not judges:
-        return model
-    for number, judge in enumerate(judges, start=1):
-        job.keep(f"judge {number}", judge)
-    job.keep("without judges", model)
-    return networks.Mean([*((model.first, model.second) if isinstance(model, Pair) else (model,)), *judges])
-
-
-def crossfit_of(job: Training, begun: list[nn.Module], judges: list[nn.Module]) -> Any:
+def crossfit_of(job: Training, begun: list[nn.Module]) -> Any:
     """Cross-fitting by the settings in `crossfit`: how often, in how many folds, and the plain training of each.
 
-    Networks begin as the one in `begun`, before it was taught. Those of the last round go to `judges`.
+    Networks begin as the one in `begun`, before it was taught.
     """
     settings, own = job.settings, job.settings["crossfit"]
     _check_own("crossfit", own, _PLAIN_MAY_HAVE | {"rounds", "folds"})
     likely, plain = job.notes.setdefault("crossfit", {}), _plainly(job, {**settings, **own})
 
     def judge(model: nn.Module, inputs: Any, known: lp_mst.Known, **more: Any) -> Tensor:
-        def fit(*given: Any, **others: Any) -> nn.Module:
-            judges.append(plain(*given, **others))
-            del judges[: -own["folds"]]
-            return judges[-1]
-
         return crossfit(
-            begun[0], inputs, known.scores, known.evidence, fit=fit, folds=own["folds"], times=own["rounds"],
+            begun[0], inputs, known.scores, known.evidence, fit=plain, folds=own["folds"], times=own["rounds"],
             believe=_mirrored if settings.get("mirrored", False) else predict, seed=job.seed,
             report=lambda number, value: likely.update({str(number): round(value, 6)}), **more,
         )  # fmt: skip
