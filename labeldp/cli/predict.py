@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labeldp.atomic import replacing
-from labeldp.cli.columns import table_file
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import Names, OptionError, check_device, delimiter_of, option_values
+from labeldp.cli.options import Names, OptionError, check_device, delimiter_of, option_values, table_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +77,7 @@ def predict(
             raise _unwritable(out, "Permission denied")
     elif sign is not None:
         raise OptionError("--sign needs --out: there is no file to sign")
-    signer = signing_key(sign, out)
+    signer = None if sign is None else signing_key(sign, out)
     check_device(device)
     with table_file(table) as path:
         found = _predictions(folder, path, keep or (), delimiter_of(delimiter), probabilities, device)
