@@ -66,12 +66,11 @@ def with_head(body: nn.Module, features: int, num_classes: int) -> nn.Sequential
     return nn.Sequential(OrderedDict(body=body.apply(he_weights), head=head_layer(features, num_classes)))
 
 
-def hidden_layers(features: int, hidden: tuple[int, ...], dropout: float = 0.0) -> nn.Sequential:
-    """Linear, ReLU and, if asked for, dropout, once per hidden width; He-initialised."""
+def hidden_layers(features: int, hidden: tuple[int, ...]) -> nn.Sequential:
+    """Linear and ReLU, once per hidden width; He-initialised."""
     layers: list[nn.Module] = []
     for before, after in zip((features, *hidden), hidden, strict=False):
         layers += [nn.Linear(before, after), nn.ReLU()]
-        layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers).apply(he_weights)
 
 

@@ -22,8 +22,6 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-
-
 def images(rows, channels, size):
     return (torch.randn(rows, channels, size, size, generator=torch.Generator().manual_seed(1)),)
 
