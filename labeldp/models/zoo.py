@@ -335,6 +335,7 @@ class _Beside(nn.Module):
 
 
 __all__ = [
+    "attribution_network",
     "cifar_cnn",
     "collaborative_filter",
     "group_norm",
