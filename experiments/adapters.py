@@ -21,7 +21,7 @@ from experiments.settings import Run, named
 from labeldp.core.vault import LabelVault
 from labeldp.features import augment
 from labeldp.features.augment import learned_view
-from labeldp.features.clusters import Clusters
+from labeldp.features.clusters import Clusters, SoftClusters
 from labeldp.features.encoders import OverCrops, begin_as
 from labeldp.learning import optimisers as schedules
 from labeldp.learning.optimisers import adam, rmsprop, sgd
@@ -302,17 +302,23 @@ def cluster_prior(job: Training) -> nn.Module:
 
 
 def cluster_majorities(job: Training) -> nn.Module:
-    """NoiseCluster: a noisy majority label for each cluster, and so for every image, old or new."""
+    """NoiseCluster: a noisy majority label for each cluster, and so for every image, old or new.
+
+    With `by = "scan"` clusters are SCAN's instead of those of k-means.
+    """
     public = semi.public_of(job)
-    found = public.clusters(job.settings["clusters"])
+    by = {"kmeans": public.clusters, "scan": public.scan}
+    found = named("by", job.settings.get("by", "kmeans"), by)(job.settings["clusters"])
     labels = cluster_votes.label(found, job.vault, epsilon=job.epsilon)
     return public.on_images(_OfCluster(found, labels, job.vault.num_classes))
 
 
 class _OfCluster(nn.Module):
-    """The label of the nearest centre, as scores."""
+    """The label of a row's cluster, as scores."""
 
-    def __init__(self, clusters: Clusters, labels: cluster_votes.ClusterLabels, num_classes: int) -> None:
+    def __init__(
+        self, clusters: Clusters | SoftClusters, labels: cluster_votes.ClusterLabels, num_classes: int
+    ) -> None:
         super().__init__()
         self._clusters, self._labels, self._num_classes = clusters, labels, num_classes
 
@@ -437,8 +443,8 @@ FAMILIES: dict[str, Family] = {
         pate.votes_and_kept_labels, pate.NEEDS | semi.FIXMATCH_NEEDS | {"student", "clusters"},
         pate.MAY_HAVE | semi.FIXMATCH_MAY_HAVE,
     ),
-    "noise_cluster": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset()),
-    "cluster_votes": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset()),
+    "noise_cluster": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset({"by"})),
+    "cluster_votes": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset({"by"})),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from experiments import synthetic
 from labeldp.data import benchmarks
 from labeldp.features.cache import content_key
-from labeldp.features.clusters import Clusters, kmeans
+from labeldp.features.clusters import Clusters, SoftClusters, kmeans, scan
 from labeldp.features.encoders import Encoder, OverCrops, load_encoder, unit_outputs
 from labeldp.features.extract import Extractor, FeatureMap, Raw
 from labeldp.features.graph import NeighbourMap, Neighbours
@@ -88,6 +88,10 @@ class Public:
     def clusters(self, count: int) -> Clusters:
         """k-means on the features."""
         return kmeans(self.features, count, seed=self.seed)
+
+    def scan(self, count: int) -> SoftClusters:
+        """Clusters by a network on the features that puts near rows together."""
+        return scan(self.features, count, seed=self.seed)
 
 
 def public(dataset: str, images: Tensor, settings: Mapping[str, Any], seed: int) -> Public:

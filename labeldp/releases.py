@@ -232,12 +232,3 @@ class NoisyMoments:
     def num_classes(self) -> int:
         """Return the number of classes K."""
         return len(self.value)
-
-    @property
-    def entry_std(self) -> float:
-        """Return the standard deviation of the noise left on each entry of `value`: √((K − 1)/K) of what was added.
-
-        Two classes' noise on one feature has correlation −1/(K − 1); along directions that sum to zero over classes it
-        has the full `noise_std`, along their sum none.
-        """
-        return self.noise_std * ((self.num_classes - 1) / self.num_classes) ** 0.5

@@ -24,9 +24,8 @@ BESIDE = {
     "saddle.py": "chooses where to compute: a bad choice costs accuracy, never soundness",
     "inverse.py": "chooses noise, and δ for audits: what was chosen is accounted for as it is",
     "protocols.py": "the signatures of mechanisms, stores and counters, no code",
-    "sealing.py": "checks labels one by one: a mistake would be a wrong label, not a wrong claim",
+    "sealing.py": "checks labels one by one, names a column for a store: a mistake is a wrong label, no wrong claim",
     "display.py": "shows claims and budgets in notebooks",
-    "fingerprint.py": "names a label column for a budget store",
 }
 
 

@@ -1,6 +1,6 @@
 """Seal a budget store or a journal under its key, which names a label column without telling it.
 
-A label column is known by HMAC-SHA256 under this key (`labeldp.core.fingerprint`). Without the key the name tells
+A label column is known by HMAC-SHA256 under this key (`labeldp.core.sealing`). Without the key the name tells
 nothing, not even to somebody who can guess the whole column; with it, a guess of the *whole* column can be confirmed:
 the key is kept like the labels.
 

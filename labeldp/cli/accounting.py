@@ -70,7 +70,7 @@ def epsilon(
             raise Refusal("--noise-multiplier needs a --delta between 0 and 1 (say 1e-5, below one over the rows)")
         queries = calibrate.gradient_queries(noise_multiplier, steps or 1, rate or 1.0, batches or "poisson")
     spent = accountant.epsilon(queries, delta or 0.0)
-    _print_cost(spent, delta or 0.0, noise_multiplier, accountant.accountant_name(queries, delta or 0.0), as_json)
+    _print_cost(spent, delta or 0.0, noise_multiplier, accountant.accountant_name((queries,), delta or 0.0), as_json)
 
 
 @click.command()
@@ -92,7 +92,7 @@ def calibrate(
     multiplier = calibrate.noise_multiplier(target, delta, *how)
     queries = calibrate.gradient_queries(multiplier, *how)
     spent = accountant.epsilon(queries, delta)
-    _print_cost(spent, delta, multiplier, accountant.accountant_name(queries, delta), as_json)
+    _print_cost(spent, delta, multiplier, accountant.accountant_name((queries,), delta), as_json)
 
 
 def _print_cost(spent: float, delta: float, multiplier: float | None, accountant: str, as_json: bool) -> None:

@@ -24,11 +24,10 @@ from labeldp.cli.options import OptionError, Refusal, takes_config
 from labeldp.cli.plan import plan
 from labeldp.cli.predict import predict
 from labeldp.cli.privatize import privatize
-from labeldp.cli.ranks import launched
 from labeldp.cli.report import report
 from labeldp.cli.reproduce import reproduce_table
 from labeldp.cli.serve import health, serve
-from labeldp.cli.train import train
+from labeldp.cli.train import launched, train
 from labeldp.cli.verify import verify
 
 # Commands that may be called by another name.

@@ -141,7 +141,7 @@ def history(name: str, as_json: bool, out: Path | None, sign: Path | None, where
     """Show who queried a data set, when, with what, and what came of it."""
     if sign is not None and out is None:
         raise OptionError("--sign needs --out: there is no file to sign")
-    signer = signing_key(sign, out)
+    signer = None if sign is None else signing_key(sign, out)
     store = store_class().open(where, key=key, create=False)
     entries = store.history(name)
     if out is not None:

@@ -25,13 +25,11 @@ def with_signature(command: Any) -> Any:
     )(command)  # fmt: skip
 
 
-def signing_key(path: Path | None, target: Path | None = None) -> SigningKey | None:
-    """Return the key in this file, unlocked, for what will be written to `target`; None for no file.
+def signing_key(path: Path, target: Path | None = None) -> SigningKey:
+    """Return the key in this file, unlocked, for what will be written to `target`.
 
     Asked for before anything is spent or written: a wrong passphrase, or a signature that is there, costs nothing.
     """
-    if path is None:
-        return None
     from labeldp.results.signing import LockedKeyError, SigningKey, signature_path
 
     if target is not None and os.path.lexists(signature_path(target)):
@@ -99,8 +97,7 @@ def show(file: Path) -> None:
     try:
         click.echo(public_key(file))
     except SigningError:
-        key = signing_key(file)
-        click.echo("" if key is None else key.public)
+        click.echo(signing_key(file).public)
 
 
 @keys.command()
@@ -114,5 +111,4 @@ def sign(path: Path, key: Path) -> None:
     from labeldp.results.signing import sign as signed
 
     opened = signing_key(key)
-    if opened is not None:
-        click.echo(f"{signed(path, opened)}: signed by {opened.public}")
+    click.echo(f"{signed(path, opened)}: signed by {opened.public}")

@@ -1,19 +1,36 @@
-"""What commands share: kinds of options, options from a file (`--config run.toml`), and what they refuse."""
+"""What commands share: options and their kinds, options from a file (`--config run.toml`), a table and its columns."""
 
 from __future__ import annotations
 
 import csv
 import difflib
+import functools
 import math
 import os
+import shutil
+import sys
+import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from labeldp.recipes.catalogue import AUTO, canonical, keys
+from labeldp.results.card import column_cells, one_line
+
+if TYPE_CHECKING:
+    from labeldp.data.kinds import Reading
+
+_COLUMNS = ("drop", "number", "category", "text", "date")
+_PLURAL = {"category": "categories", "text": "texts"}
+# How files begin that are not plain text, and how their names then end.
+_MAGIC = {b"PAR1": ".parquet", b"\x1f\x8b": ".csv.gz", b"\x28\xb5\x2f\xfd": ".csv.zst"}
+# Columns that a summary has something to say about; --dry-run lists all.
+_MOST = 4
 
 
 class OptionError(ValueError):
@@ -94,6 +111,22 @@ def with_rows(command: Any) -> Any:
     known_by = click.option("--id", "id_column", metavar="COLUMN", help="Tells rows apart, so that a store or --test "
                             "knows them again in another order or file. Public; no feature.")  # fmt: skip
     return user(known_by(command))
+
+
+def with_columns(command: Any) -> Any:
+    """Add the options by which columns are left out, or read as what they are declared to be; they come as `columns`.
+
+    That is what `labeldp.data.read` takes: the names of `drop`, `number`, `category`, `text` and `date`.
+    """
+
+    @functools.wraps(command)
+    def gathered(*args: Any, **given: Any) -> Any:
+        return command(*args, columns={name: given.pop(name) or () for name in _COLUMNS}, **given)
+
+    for kind in reversed(_COLUMNS[1:]):
+        words = f"Columns to read as a {kind}, comma-separated, whatever they look like."
+        gathered = click.option(f"--{kind}", type=Names(), help=words)(gathered)
+    return click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")(gathered)
 
 
 def takes_config(command: click.Command) -> None:
@@ -210,3 +243,50 @@ def needed_training() -> Any:
     except ImportError as error:
         raise OptionError(str(error)) from None
     return model
+
+
+# -- a table and its columns -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def table_file(given: str) -> Iterator[str]:
+    """Yield the path of a table. For `-`, standard input is kept in a private temporary file inside the block."""
+    if given != "-":
+        yield given
+        return
+    source = sys.stdin.buffer
+    with tempfile.TemporaryDirectory(prefix="labeldp-") as folder:
+        begin = source.read(4)
+        kind = next((ending for magic, ending in _MAGIC.items() if begin.startswith(magic)), ".csv")
+        path = Path(folder) / f"stdin{kind}"
+        with path.open("wb") as sink:
+            sink.write(begin)
+            shutil.copyfileobj(source, sink)
+        yield str(path)
+
+
+def summary(readings: Sequence[Reading], note: str = "") -> list[str]:
+    """Return a line or two: what the columns were read as, and what is odd about them."""
+    counts = Counter(one.read_as for one in readings if one.column is not None)
+    kinds = ", ".join(f"{n} {kind if n == 1 else _PLURAL.get(kind, kind + 's')}" for kind, n in counts.most_common())
+    aside = [f"{one.name} ({one.note})" for one in readings if one.column is None]
+    left = f"; left out: {_few(aside)}" if aside else ""
+    odd = [f"{one.name} ({one.note})" for one in readings if one.read_as in ("number", "date") and one.note]
+    lines = [note] if note else []
+    lines.append(f"Public columns: {kinds}{left}.")
+    lines += [f"Check how these were read: {_few(odd)}."] if odd else []
+    return [one_line(line) for line in lines]
+
+
+def _few(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - _MOST} more" if len(parts) > _MOST else ""
+    return ", ".join(parts[:_MOST]) + more
+
+
+def listing(readings: Sequence[Reading], note: str = "") -> str:
+    """Return all columns as a table: what each was read as, the share that is missing, how many values it has."""
+    rows = [("column", "read as", "missing", "values", ""), *column_cells(one.to_json() for one in readings)]
+    rows = [tuple(map(one_line, row)) for row in rows]
+    name, kind, share, count = (max(len(row[place]) for row in rows) for place in range(4))
+    lines = [f"{a:<{name}}  {b:<{kind}}  {c:>{share}}  {d:>{count}}  {e}".rstrip() for a, b, c, d, e in rows]
+    return "\n".join([one_line(note), *lines] if note else lines)

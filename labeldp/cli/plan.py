@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli.columns import listing, table_file, with_columns
-from labeldp.cli.options import Refusal, delimiter_of, names_in
+from labeldp.cli.options import Refusal, delimiter_of, listing, names_in, table_file, with_columns
 
 if TYPE_CHECKING:
     from labeldp.data.kinds import Reading
@@ -56,11 +55,7 @@ def plan(
     hours: float,
     rows_per_user: int | None,
     label: str | None,
-    drop: tuple[str, ...] | None,
-    number: tuple[str, ...] | None,
-    category: tuple[str, ...] | None,
-    text: tuple[str, ...] | None,
-    date: tuple[str, ...] | None,
+    columns: dict[str, Any],
     delimiter: str | None,
     as_json: bool,
 ) -> None:
@@ -88,7 +83,6 @@ def plan(
     many = None
     if classes:
         many = int(classes) if classes.strip().isdecimal() else len(names_in(classes))
-    declared = {"drop": drop, "number": number, "category": category, "text": text, "date": date}
     found = None
     if table is not None:
         from labeldp.data.door import read_columns
@@ -100,15 +94,14 @@ def plan(
             raise Refusal(
                 f"--rows means nothing with a table: its rows are counted in {Path(table).name}; leave it out"
             )
-        how: dict[str, Any] = {name: columns or () for name, columns in declared.items()}
         with table_file(table) as path:
-            found = read_columns(path, label, **how, delimiter=delimiter_of(delimiter))
+            found = read_columns(path, label, **columns, delimiter=delimiter_of(delimiter))
         features = features or width_of(found.readings)
         # What labeldp train would do: set rows aside to measure the model with, and learn from the others.
         whole = len(found.features)
         aside = rows_set_aside(whole, 0 if rows_per_user else None, seed=0)
         rows = whole - (0 if aside is None else len(aside))
-    elif label is not None or delimiter is not None or any(declared.values()):
+    elif label is not None or delimiter is not None or any(columns.values()):
         raise Refusal("--label, --delimiter, --drop and kinds of columns belong to a table; name its file, or leave "
                       "them out")  # fmt: skip
     elif rows is None:
@@ -119,8 +112,8 @@ def plan(
         rows_per_user=rows_per_user, hours=hours,
     )  # fmt: skip
     if as_json:
-        columns = {} if found is None else {"columns": [one.to_json() for one in found.readings]}
-        click.echo(json.dumps({**choice.to_json(), **columns}))
+        read = {} if found is None else {"columns": [one.to_json() for one in found.readings]}
+        click.echo(json.dumps({**choice.to_json(), **read}))
         return
     from labeldp.choosing.show import show
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labeldp.atomic import replacing
-from labeldp.cli.columns import table_file
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import Names, OptionError, check_device, delimiter_of, option_values
+from labeldp.cli.options import Names, OptionError, check_device, delimiter_of, option_values, table_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _FORMATS = (".csv", ".parquet", ".pq")
+# What spreadsheets take for the start of a formula (OWASP, "CSV injection"), in full width, too; and plain numbers.
+_FORMULA, _NUMBER = "^[=+\\-@\t\r\n＝＋－＠]", r"^[+\-]?(\d+\.?\d*|\.\d+)([eE][+\-]?\d+)?$"
 
 
 @click.command()
@@ -75,13 +77,10 @@ def predict(
             raise _unwritable(out, "Permission denied")
     elif sign is not None:
         raise OptionError("--sign needs --out: there is no file to sign")
-    signer = signing_key(sign, out)
+    signer = None if sign is None else signing_key(sign, out)
     check_device(device)
-    from labeldp.results.model import for_spreadsheets, predictions
-
-    how = {"delimiter": delimiter_of(delimiter), "probabilities": probabilities, "device": device}
     with table_file(table) as path:
-        found = predictions(folder, path, keep=keep or (), **how)
+        found = _predictions(folder, path, keep or (), delimiter_of(delimiter), probabilities, device)
     if not raw_text and (out is None or out.suffix.lower() == ".csv"):
         found = for_spreadsheets(found)
     if out is None:
@@ -103,6 +102,84 @@ def predict(
         from labeldp.results.card import counted
 
         click.echo(f"{out}: {counted(found.num_rows, 'row')} predicted by {folder}, at no further cost to any label.")
+
+
+def _predictions(
+    folder: Path, table: str, keep: Sequence[str], delimiter: str | None, probabilities: bool, device: str
+) -> pa.Table:
+    """Return what the model of a folder predicts for the rows of a table, or for the test part of a data set of images.
+
+    Columns to `keep` come in front; `probabilities` adds one column for each class.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    from labeldp.data.door import NAMES, read
+    from labeldp.data.stored import read_like
+    from labeldp.results.folder import ArtifactError
+    from labeldp.results.model import load
+
+    model = load(folder, device)
+    if probabilities and not model.classes:
+        raise ArtifactError("the model predicts a number, which has no probabilities; leave out --probabilities")
+    try:
+        if model.columns is not None:
+            inputs, copied = read_like(Path(table), model.columns, delimiter, tuple(keep))
+            columns: dict[str, Any] = {name: copied.column(name) for name in keep}
+        elif table in NAMES and not keep:
+            opened = read(table).test
+            inputs, columns = None if opened is None else opened.features, {}
+        else:
+            raise ArtifactError(
+                "the model was trained on images or on sparse rows; give the name of a data set of images, and no "
+                "--keep, or predict in Python: labeldp.load(folder).predict(X)"
+            )
+        taken = [name for name in columns if name in ("prediction", "probability")]
+        if taken:
+            raise ArtifactError(f"--keep {taken[0]} would hide what is predicted; rename the column")
+        if not model.classes:
+            return pa.table({**columns, "prediction": model.estimator.predict(inputs)})
+        likely = model.estimator.predict_proba(inputs)
+        best = likely.argmax(axis=1)
+        columns["prediction"] = pa.array(np.asarray(model.classes)[best])
+        columns["probability"] = likely[np.arange(len(best)), best]
+        if probabilities:
+            columns |= {f"probability of {name}": likely[:, place] for place, name in enumerate(model.classes)}
+        return pa.table(columns)
+    except (RuntimeError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        # Tables that do not fit are refused by ValueErrors: this is a model whose numbers and description disagree.
+        raise ArtifactError(
+            f"the model in {str(folder)!r} cannot be applied ({type(error).__name__}); check it with: labeldp verify"
+        ) from None
+
+
+def for_spreadsheets(table: pa.Table) -> pa.Table:
+    """Return the table with an apostrophe before every text that a spreadsheet would take for a formula.
+
+    Columns that are numbers stay, and so do texts that are: -1 is no formula.
+
+    >>> import pyarrow as pa
+    >>> for_spreadsheets(pa.table({"id": ["=1+1", "-1", "a"], "n": [-1, 2, 3]})).to_pydict()
+    {'id': ["'=1+1", '-1', 'a'], 'n': [-1, 2, 3]}
+    """
+    import pyarrow as pa
+    import pyarrow.compute
+
+    # Its functions are made at run time, so type checkers know none of them.
+    pc: Any = pyarrow.compute
+
+    def safe(column: Any) -> Any:
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            return column
+        formula = pc.match_substring_regex(column, _FORMULA)
+        number = pc.match_substring_regex(column, _NUMBER)
+        quoted = pc.binary_join_element_wise(pa.scalar("'", column.type), column, pa.scalar("", column.type))
+        return pc.if_else(pc.and_not(formula, number), quoted, column)
+
+    names = safe(pa.chunked_array([table.column_names], pa.string())).to_pylist()
+    return pa.table([safe(column) for column in table.columns], names=names)
 
 
 def _unwritable(out: Path, why: str) -> OptionError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def privatize(
     from labeldp.data import tables
 
     delimiter = delimiter_of(delimiter)
-    signer = signing_key(sign, target)
+    signer = None if sign is None else signing_key(sign, target)
     names = declared(classes)
     if store is not None:
         refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
@@ -107,7 +108,7 @@ def privatize(
         if charged is None:
             refuse_idle("a run without --store", key=key, id=id_column)
     priors, rng = names_in(prior_columns), SecureRandom(insecure_seed)
-    with shown(source.name, silent=quiet or as_json) as show:
+    with nullcontext() if quiet or as_json else shown(source.name) as show:
         certificate = tables.privatize(
             source, target, label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
             prior_columns=priors, users=user, delimiter=delimiter, journal=charged, rng=rng,

@@ -12,7 +12,7 @@ Show = Callable[[str, str, float | None, str], None]
 
 
 @contextmanager
-def shown(what: str, number: str = "", *, silent: bool = False, console: Any = None) -> Iterator[Show | None]:
+def shown(what: str, number: str = "", *, console: Any = None) -> Iterator[Show | None]:
     """Yield what changes the line: spinner, words, bar, share, time left and a number; None where nobody looks.
 
     Spinner and clock go on by themselves, also while a phase reports nothing. `what` is the first phase.
@@ -20,7 +20,7 @@ def shown(what: str, number: str = "", *, silent: bool = False, console: Any = N
     from rich.console import Console
 
     console = Console(stderr=True) if console is None else console
-    if silent or not console.is_terminal:
+    if not console.is_terminal:
         yield None
         return
     from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn

@@ -52,7 +52,7 @@ def report(
 
     if folder is None:
         raise OptionError("give a folder that labeldp train wrote, as in: labeldp report model")
-    signer = signing_key(sign)
+    signer = None if sign is None else signing_key(sign)
     facts = gather(folder, audit=audit, beside=beside, non_private=non_private)
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.html")
     write_page(facts, target)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ import click
 
 from labeldp.atomic import Room
 from labeldp.cli.budget import store_of
-from labeldp.cli.columns import listing, summary, table_file, with_columns
 from labeldp.cli.keys import signing_key, with_signature
 from labeldp.cli.options import (
     DELTA,
@@ -24,20 +24,25 @@ from labeldp.cli.options import (
     Method,
     Names,
     OptionError,
+    check_device,
     check_range,
     delimiter_of,
+    listing,
     needed_training,
     option_values,
     refuse_idle,
+    summary,
+    table_file,
+    with_columns,
     with_rows,
 )
 from labeldp.cli.progress import shown
-from labeldp.cli.ranks import help_out, in_step, read_by_all, who_trained
 from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
 from labeldp.results.card import counted
 
 if TYPE_CHECKING:
     from labeldp.data.door import PrivateData
+    from labeldp.ranks import Ranks
 
 
 TASKS = ("classification", "regression")
@@ -50,30 +55,15 @@ _ONE_CLASS, _CUT_OFF = 0.99, 0.01
 
 def with_vault(command: Any) -> Any:
     """Add the options that say which service has the labels."""
-    for option in (
-        click.option(
-            "--root-certs",
-            type=click.Path(path_type=Path),
-            help="PEM of who signed the service's certificate.  [default: the system's own]",
-        ),
-        click.option(
-            "--dataset", help="What the service calls the labels.  [default: the table's name without its ending]"
-        ),
-        click.option(
-            "--token",
-            envvar="LABELDP_TOKEN",
-            show_envvar=True,
-            help="Of labeldp access token. Others on "
-            "this machine may see a command line: better leave it in the environment.",
-        ),
-        click.option(
-            "--vault",
-            metavar="ADDRESS",
-            help="Labels lie behind a service, labeldp serve: TABLE has no label, and its rows are known by --id.",
-        ),
-    ):
-        command = option(command)
-    return command  # fmt: skip
+    certs = click.option("--root-certs", type=click.Path(path_type=Path), help="PEM of who signed the service's "
+                         "certificate.  [default: the system's own]")  # fmt: skip
+    name = click.option("--dataset", help="What the service calls the labels.  [default: the table's name without its "
+                        "ending]")  # fmt: skip
+    token = click.option("--token", envvar="LABELDP_TOKEN", show_envvar=True, help="Of labeldp access token. Others on "
+                         "this machine may see a command line: better leave it in the environment.")  # fmt: skip
+    vault = click.option("--vault", metavar="ADDRESS", help="Labels lie behind a service, labeldp serve: TABLE has no "
+                         "label, and its rows are known by --id.")  # fmt: skip
+    return vault(token(name(certs(command))))
 
 
 @click.command()
@@ -132,11 +122,7 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     root_certs: Path | None,
     certificate: Path | None,
     class_weight: tuple[str, ...] | None,
-    drop: tuple[str, ...] | None,
-    number: tuple[str, ...] | None,
-    category: tuple[str, ...] | None,
-    text: tuple[str, ...] | None,
-    date: tuple[str, ...] | None,
+    columns: dict[str, Any],
     user: str | None,
     id_column: str | None,
     delimiter: str | None,
@@ -182,8 +168,7 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         )
     if out is None:
         raise OptionError("--out is missing: name the folder to write, for example --out model")
-    declared = {"drop": drop, "number": number, "category": category, "text": text, "date": date}
-    how = {"users": user, "ids": id_column, "test": test} | {name: cols or () for name, cols in declared.items()}
+    how: dict[str, Any] = {"users": user, "ids": id_column, "test": test, **columns}
     data: PrivateData | None = None
     if note is not None:
         refuse_idle("responses that were released before", range=bounds, delta=delta, delimiter=delimiter, store=store,
@@ -199,27 +184,33 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     else:
         refuse_idle("labels that lie in TABLE", dataset=dataset, **{"root-certs": root_certs})
     _check_task(task, method, None if note else classes, bounds, delta)
-    signer, delimiter = signing_key(sign), delimiter_of(delimiter)
-    team, device = ctx.with_resource(in_step(device, table))
+    signer, delimiter = None if sign is None else signing_key(sign), delimiter_of(delimiter)
+    team, device = ctx.with_resource(_in_step(device, table))
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
     read = partial(_data, label=label, classes=classes, bounds=bounds, how={**how, "delimiter": delimiter}, known=data)
+    given = {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout}
     if team is not None and not team.first:
-        help_out(team, partial(read, table), dry_run, epsilon, partial(_weights, class_weight or ()),
-                 {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout})  # fmt: skip
+        # This rank does its share of what the first one trains: it charges no store, writes nothing and prints nothing.
+        data = _shared(team, partial(read, table))
+        if not dry_run:
+            from labeldp.engines.distributed import helped
+
+            weights = _weights(class_weight, data.classes)
+            helped(partial(needed_training().trained, data, epsilon, weights=weights, **given))
         return
     with (
         table_file(table) as path,
         RunFolder(out, stopped) as kept,
         drafting(out) as draft,
-        _progress(table, epsilon, quiet or as_json) as report,
+        nullcontext() if quiet or as_json else _progress(table, epsilon) as report,
     ):
-        data = read_by_all(team, partial(read, path, report=_rows_read(report, begun)))
+        data = _shared(team, partial(read, path, report=_rows_read(report, begun)))
         paid_by = None
         if isinstance(data.vault, LabelVault) and vault is None:
             # A store knows users by the ids of users, and rows by those of rows.
             ids = data.ids if user is None or id_column is None else read_ids(Path(path), user, delimiter)
             paid_by = store_of(table, store, key, data.vault, ids)
-        weights = _weights(class_weight or (), data.classes)
+        weights = _weights(class_weight, data.classes)
         training = needed_training()
         if dry_run:
             click.echo(_could(table, data, released=note is not None, briefly=quiet or as_json))
@@ -231,8 +222,8 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         # Held until the model is written: a disk that is full then would cost the whole epsilon for nothing.
         with Room(draft.path / "model", _ROOM):
             model = training.trained(
-                data, epsilon, delta=delta, method=method, device=device, seed=seed, store=paid_by,
-                note=f"train {out.name}", report=report, folder=folder, holdout=holdout, weights=weights,
+                data, epsilon, store=paid_by, note=f"train {out.name}", report=report, folder=folder, weights=weights,
+                **given,
             )  # fmt: skip
         # What kind of label it is, the service says.
         told = ("out", "quiet", "json", "dry-run", "token", *(("task",) if vault is not None else ()))
@@ -243,8 +234,36 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         found = {"folder": str(out), "method": result.story.method, "metrics": dict(result.metrics)}
         click.echo(json.dumps({**found, "certificate": written.to_json()}))
     elif not quiet:
-        told = _summary(result, out, data, time.perf_counter() - begun, (paid_by or vault) is not None)
-        click.echo(told + who_trained(team, result.story.method))
+        click.echo(_summary(result, out, data, time.perf_counter() - begun, (paid_by or vault) is not None, team))
+
+
+def launched() -> bool:
+    """Return whether torchrun started this process as one of several ranks, of which the first speaks and writes."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+@contextmanager
+def _in_step(device: str, table: str) -> Iterator[tuple[Ranks | None, str]]:
+    """Work in step with the other ranks inside the block, if there are any; yield them and this one's device."""
+    check_device(device)
+    if not launched():
+        yield None, device
+        return
+    if table == "-":
+        raise OptionError("TABLE is -, and standard input reaches one rank only; name a file that all of them can read")
+    from labeldp.engines.distributed import device_of_rank, ranks
+
+    with ranks(device) as team:
+        yield team, device_of_rank(device)
+
+
+def _shared(team: Ranks | None, read: Callable[[], PrivateData]) -> PrivateData:
+    """Read a table; where there are ranks, on all of them, who must find the same."""
+    if team is None:
+        return read()
+    from labeldp.engines.distributed import same_table
+
+    return same_table(team, read)
 
 
 def _could(table: str, data: PrivateData, released: bool, briefly: bool) -> str:
@@ -405,10 +424,10 @@ def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: 
     return data
 
 
-def _weights(given: Sequence[str], classes: Sequence[str]) -> dict[str, float] | None:
+def _weights(given: Sequence[str] | None, classes: Sequence[str]) -> dict[str, float] | None:
     """Return the weights of classes that were declared as CLASS=WEIGHT; None for none."""
     found: dict[str, float] = {}
-    for text in given:
+    for text in given or ():
         name, _, weight = text.rpartition("=")
         try:
             found[name] = float(weight)
@@ -439,7 +458,7 @@ def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
         )
 
 
-def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged: bool) -> str:
+def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged: bool, team: Ranks | None) -> str:
     from labeldp.results.card import at_most, promise
     from labeldp.results.evaluation import evaluation_of
 
@@ -471,16 +490,21 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
             lines.append(f"Left out of that: {counted(left, 'row')} that {both} too.")
     if not charged and not result.story.released:
         lines.append("No budget store was charged: what else is released of these labels adds up (labeldp budget).")
-    return "\n".join([*lines, f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}"])
+    lines.append(f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}")
+    if team is not None and BY_KEY[result.story.method].shards:
+        lines.append(f"{team.size} ranks trained it together.")
+    elif team is not None:
+        lines.append(f"Rank 0 trained it alone: {result.story.method} has nothing to share but the features of images.")
+    return "\n".join(lines)
 
 
 @contextmanager
-def _progress(what: str, epsilon: float, silent: bool) -> Iterator[Report | None]:
+def _progress(what: str, epsilon: float) -> Iterator[Report | None]:
     """Show phase, epsilon spent and time left on a terminal's stderr, or nothing."""
     from labeldp.results.card import at_most
 
     name, spent = Path(what).name, "0"
-    with shown(f"{name}: reading", f"ε 0 of {epsilon:g}", silent=silent) as show:
+    with shown(f"{name}: reading", f"ε 0 of {epsilon:g}") as show:
         if show is None:
             yield None
             return

@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
+from labeldp.core.accountant import Plans, accountant_name
 from labeldp.core.display import certificate_html
 from labeldp.core.events import PureDP, Query, event_from_json, event_to_json
-from labeldp.core.filter import Plans, accountant_name
 from labeldp.core.gaussian import AccountingError
 from labeldp.core.ledger import ONE_LABEL, Group, Unit, merge_disjoint, unit_of_words, worst_epsilon
 

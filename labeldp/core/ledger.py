@@ -1,8 +1,8 @@
 """Keep how often each row met each event, plan by plan. The claim is the worst row.
 
 A history is the row's *plans* in order; a plan is the queries that were fixed before the first of them was drawn
-(:mod:`labeldp.core.filter` says why that matters). Rows with the same history form a *group*. Sequential and parallel
-composition need no special case: two disjoint stages at epsilon 1 leave every row with one query (1 in all),
+(:mod:`labeldp.core.accountant` says why that matters). Rows with the same history form a *group*. Sequential and
+parallel composition need no special case: two disjoint stages at epsilon 1 leave every row with one query (1 in all),
 ten rows queried again at 0.5 become a group of their own (1.5).
 """
 
@@ -16,10 +16,9 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.core import filter as plan_filter
+from labeldp.core.accountant import Plans, plans_epsilon
 from labeldp.core.display import budget_html
 from labeldp.core.events import Event, Queries, Query, gathered
-from labeldp.core.filter import Plans
 
 RowIndex = npt.NDArray[np.intp]
 # Event, times, and the rows of the ledger (None for all of them).
@@ -129,7 +128,7 @@ def merge_disjoint(parts: Iterable[tuple[Group, ...]]) -> tuple[Group, ...]:
 
 def worst_epsilon(groups: Iterable[Group], delta: float) -> float:
     """Return the largest epsilon(delta) over the groups: the worst row, even if it is one that no data set has yet."""
-    return max((plan_filter.epsilon(plans, delta) for plans in {group.plans for group in groups}), default=0.0)
+    return max((plans_epsilon(plans, delta) for plans in {group.plans for group in groups}), default=0.0)
 
 
 # -- whose labels may change at once -------------------------------------------------------------------------

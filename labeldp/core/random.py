@@ -52,7 +52,7 @@ DOUBT, EXTREME = 2.0**-42, 2.0**-20
 
 
 class WordSource(ABC):
-    """Anything that yields uniform 64-bit words: `SecureRandom`, or a list of words in a test.
+    """Anything that yields uniform 64-bit words, and the samplers: `SecureRandom`, or a list of words in a test.
 
     Samplers name the rows they draw for, because noise may be keyed by row (`labeldp.core.keyed`); elsewhere one source
     serves all.
@@ -73,6 +73,72 @@ class WordSource(ABC):
     def split(self, parts: int) -> Self:
         """Return the source of `parts` cells for each row, side by side."""
         return self
+
+    def discrete_laplace(self, rate: float | Fraction, size: int) -> IntArray:
+        """Return integers with P(k) = tanh(rate/2)·e^{-rate·|k|}, exactly; `rate` is taken as the rational it is.
+
+        A geometric magnitude and a fair sign; −0 is redrawn, for otherwise 0 would count twice. An infinite rate
+        is no noise. A rate below 2^-45 is refused: its draws approach the range of int64.
+        """
+        if rate == math.inf:
+            return np.zeros(size, dtype=np.int64)
+        if not rate >= SMALLEST_RATE:
+            raise ValueError(f"rate is {float(rate)!r}; give at least 2^-45 (more noise overflows int64)")
+        exact = Fraction(rate)
+
+        def signed(rows: IntArray) -> tuple[IntArray, BoolArray]:
+            own = self.at(rows)
+            magnitude = geometric(own, exact, len(rows))
+            negative = own.narrow(len(rows), 8) < 128
+            return np.where(negative, -magnitude, magnitude), negative & (magnitude == 0)
+
+        return _by_rejection(size, signed)
+
+    def discrete_gaussian(self, std: float | Fraction, size: int) -> IntArray:
+        """Return integers with P(k) ∝ e^{-k²/(2·std²)}, exactly; `std` is taken as the rational it is.
+
+        Canonne, Kamath and Steinke (2020): draw Y from the discrete Laplace distribution of rate 1/t, t = ⌊std⌋ + 1,
+        keep it with probability e^{-(|Y| − std²/t)²/(2·std²)}. The product of the two has the exponent
+        −Y²/(2·std²) plus a constant. Less than half of the proposals are refused.
+        """
+        if not 0 < std <= LARGEST_STD:
+            raise ValueError(f"std is {float(std)!r}; give a positive number of at most 2^40")
+        exact = Fraction(std)
+        rate = Fraction(1, math.floor(exact) + 1)
+
+        def proposed(rows: IntArray) -> tuple[IntArray, BoolArray]:
+            drawn = self.discrete_laplace(rate, len(rows))
+            with np.errstate(over="ignore"):
+                # Beyond 64 deviations the chance is below 2^-60 and every open word goes to exact digits.
+                gamma = 0.5 * np.square(np.abs(drawn) / float(exact) - float(exact * rate))
+            kept = exp_coins(self, gamma, lambda i: (abs(int(drawn[i])) - exact**2 * rate) ** 2 / (2 * exact**2))
+            return drawn, ~kept
+
+        return _by_rejection(size, proposed)
+
+    def rounded_gaussian(self, std: float, size: int) -> IntArray:
+        """Return integers with P(k) = Φ((k + ½)/std) − Φ((k − ½)/std), exactly; `std` is taken as the rational it is.
+
+        A pair is std·√(−2 log V)·(cos, sin)(2πH) of two uniform reals (Box & Muller 1958), rounded. Each real is known
+        by its first 64 bits. The pair is computed in float64; where that leaves no doubt about the two integers,
+        whatever the bits not seen, they are the result. Else (about one pair in 300,000 for std = 2^20) `settle_pair`
+        reveals more bits. Unlike floating-point noise it has no low bits, and added to an integer it is the rounding of
+        a Gaussian around it.
+
+        >>> SecureRandom(seed=1).rounded_gaussian(1000.0, 3)
+        array([ 601,   56, -239])
+        """
+        if not 0 < std <= LARGEST_STD:
+            raise ValueError(f"std is {std!r}; give a positive number of at most 2^40")
+        result = np.empty(size, dtype=np.int64)
+        for start in range(0, size, _NORMALS_AT_ONCE):
+            part = result[start : start + _NORMALS_AT_ONCE]
+            pairs = self.words(2 * ((len(part) + 1) // 2)).view(np.int64).reshape(2, -1)
+            drawn, doubt = _box_muller(pairs, std)
+            for place in np.flatnonzero(doubt):
+                drawn[:, place] = settle_pair(self, int(pairs[0, place]), int(pairs[1, place]), std)
+            part[...] = drawn.reshape(-1)[: len(part)]
+        return result
 
 
 class SecureRandom(WordSource):
@@ -143,18 +209,6 @@ class SecureRandom(WordSource):
             words[again] = self.at(again).words(again.size)
         return words % bounds
 
-    def discrete_laplace(self, rate: float | Fraction, size: int) -> IntArray:
-        """Return integers with P(k) ∝ exp(−rate·|k|), exactly."""
-        return discrete_laplace(self, rate, size)
-
-    def discrete_gaussian(self, std: float | Fraction, size: int) -> IntArray:
-        """Return integers with P(k) ∝ exp(−k²/(2·std²)), exactly."""
-        return discrete_gaussian(self, std, size)
-
-    def rounded_gaussian(self, std: float, size: int) -> IntArray:
-        """Return integers with the distribution of std·Z rounded to the nearest one, Z normal, exactly."""
-        return rounded_gaussian(self, std, size)
-
     def _open_stream(self, key: bytes) -> None:
         self._key, self._drawn = key, 0
         self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
@@ -189,50 +243,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_rekey_child)
 
 
-# -- discrete Laplace and Gaussian noise ---------------------------------------------------------------------
-
-
-def discrete_laplace(source: WordSource, rate: float | Fraction, size: int) -> IntArray:
-    """Return integers with P(k) = tanh(rate/2)·e^{-rate·|k|}, exactly; `rate` is taken as the rational it is.
-
-    A geometric magnitude and a fair sign; −0 is redrawn, for otherwise 0 would count twice. An infinite rate
-    is no noise. A rate below 2^-45 is refused: its draws approach the range of int64.
-    """
-    if rate == math.inf:
-        return np.zeros(size, dtype=np.int64)
-    if not rate >= SMALLEST_RATE:
-        raise ValueError(f"rate is {float(rate)!r}; give at least 2^-45 (more noise overflows int64)")
-    exact = Fraction(rate)
-
-    def signed(rows: IntArray) -> tuple[IntArray, BoolArray]:
-        own = source.at(rows)
-        magnitude = geometric(own, exact, len(rows))
-        negative = own.narrow(len(rows), 8) < 128
-        return np.where(negative, -magnitude, magnitude), negative & (magnitude == 0)
-
-    return _by_rejection(size, signed)
-
-
-def discrete_gaussian(source: WordSource, std: float | Fraction, size: int) -> IntArray:
-    """Return integers with P(k) ∝ e^{-k²/(2·std²)}, exactly; `std` is taken as the rational it is.
-
-    Canonne, Kamath and Steinke (2020): draw Y from the discrete Laplace distribution of rate 1/t, t = ⌊std⌋ + 1, keep
-    it with probability e^{-(|Y| − std²/t)²/(2·std²)}. The product of the two has the exponent
-    −Y²/(2·std²) plus a constant. Less than half of the proposals are refused.
-    """
-    if not 0 < std <= LARGEST_STD:
-        raise ValueError(f"std is {float(std)!r}; give a positive number of at most 2^40")
-    exact = Fraction(std)
-    rate = Fraction(1, math.floor(exact) + 1)
-
-    def proposed(rows: IntArray) -> tuple[IntArray, BoolArray]:
-        drawn = discrete_laplace(source, rate, len(rows))
-        with np.errstate(over="ignore"):
-            # Beyond 64 deviations the chance is below 2^-60 and every open word goes to exact digits.
-            gamma = 0.5 * np.square(np.abs(drawn) / float(exact) - float(exact * rate))
-        return drawn, ~exp_coins(source, gamma, lambda i: (abs(int(drawn[i])) - exact**2 * rate) ** 2 / (2 * exact**2))
-
-    return _by_rejection(size, proposed)
+# -- geometric numbers, and rejection ------------------------------------------------------------------------
 
 
 def _by_rejection(size: int, propose: Callable[[IntArray], tuple[IntArray, BoolArray]]) -> IntArray:
@@ -271,30 +282,6 @@ def _binary_places(rate: Fraction) -> tuple[tuple[Digits, ...], Digits]:
 
 
 # -- the rounded Gaussian ------------------------------------------------------------------------------------
-
-
-def rounded_gaussian(source: WordSource, std: float, size: int) -> IntArray:
-    """Return integers with P(k) = Φ((k + ½)/std) − Φ((k − ½)/std), exactly; `std` is taken as the rational it is.
-
-    A pair is std·√(−2 log V)·(cos, sin)(2πH) of two uniform reals (Box & Muller 1958), rounded. Each real is known by
-    its first 64 bits. The pair is computed in float64; where that leaves no doubt about the two integers, whatever the
-    bits not seen, they are the result. Else (about one pair in 300,000 for std = 2^20) `settle_pair` reveals more bits.
-    Unlike floating-point noise it has no low bits, and added to an integer it is the rounding of a Gaussian around it.
-
-    >>> rounded_gaussian(SecureRandom(seed=1), 1000.0, 3)
-    array([ 601,   56, -239])
-    """
-    if not 0 < std <= LARGEST_STD:
-        raise ValueError(f"std is {std!r}; give a positive number of at most 2^40")
-    result = np.empty(size, dtype=np.int64)
-    for start in range(0, size, _NORMALS_AT_ONCE):
-        part = result[start : start + _NORMALS_AT_ONCE]
-        pairs = source.words(2 * ((len(part) + 1) // 2)).view(np.int64).reshape(2, -1)
-        drawn, doubt = _box_muller(pairs, std)
-        for place in np.flatnonzero(doubt):
-            drawn[:, place] = settle_pair(source, int(pairs[0, place]), int(pairs[1, place]), std)
-        part[...] = drawn.reshape(-1)[: len(part)]
-    return result
 
 
 def _box_muller(pairs: IntArray, std: float) -> tuple[npt.NDArray[np.float64], BoolArray]:

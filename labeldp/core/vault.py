@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import Event, NonPrivate, event_to_json
-from labeldp.core.fingerprint import fingerprint
 from labeldp.core.ledger import (
     ONE_LABEL,
     Budget,
@@ -37,7 +36,7 @@ from labeldp.core.ledger import (
 )
 from labeldp.core.protocols import LabelArray, LeaseCounter, LedgerStore, Mechanism, QueryStore, Stores
 from labeldp.core.random import SecureRandom
-from labeldp.core.sealing import sealed_labels
+from labeldp.core.sealing import fingerprint, sealed_labels
 
 __all__ = ["LabelArray", "LabelVault", "Lease", "Mechanism", "MechanismError"]
 
@@ -272,11 +271,11 @@ class LabelVault:
         """Return a vault that can draw these queries (event, times, rows) of this one, each once, and nothing else.
 
         All of them are paid for with the first that is drawn, as one plan: their events are fixed before any outcome,
-        so they compose as tightly as independent ones, and less tightly otherwise (`labeldp.core.filter`). Mechanisms
-        may still depend on what the plan gave before, a prior say; their events and rows may not. Refused at once
-        when the budget does not allow all of it. What is not drawn stays paid for: a plan of this vault that still has
-        all of these queries is gone on with. `query_id` names one that goes on in another process: a store that holds
-        it is not charged again, and counts what is drawn.
+        so they compose as tightly as independent ones, and less tightly otherwise (`labeldp.core.accountant`).
+        Mechanisms may still depend on what the plan gave before, a prior say; their events and rows may not. Refused at
+        once when the budget does not allow all of it. What is not drawn stays paid for: a plan of this vault that still
+        has all of these queries is gone on with. `query_id` names one that goes on in another process: a store that
+        holds it is not charged again, and counts what is drawn.
 
         >>> from labeldp import RandomizedResponse
         >>> vault = LabelVault([0, 1, 1], num_classes=2)
@@ -300,7 +299,7 @@ class LabelVault:
         return plan
 
     def fingerprint(self, secret: bytes) -> str:
-        """Return the keyed hash of the labels by which a budget store knows them; see `labeldp.core.fingerprint`.
+        """Return the keyed hash of the labels by which a budget store knows them; see `labeldp.core.sealing`.
 
         It is not private, and nothing is charged: it is for the owner's store, under the owner's key.
         """

@@ -42,7 +42,7 @@ from labeldp.data.released import ReleasedLabels
 from labeldp.data.stored import some_of, whole_of
 from labeldp.estimator import serialise, spending
 from labeldp.estimator.own_model import as_given, tried
-from labeldp.estimator.progress import Reporter, told
+from labeldp.estimator.progress import Reporter
 from labeldp.estimator.serialise import Arrays, Config, HeadPredictor, LiftedPredictor, Predictor, predictor_of
 from labeldp.estimator.weights import PUBLIC, rows_kept
 from labeldp.features.coded import Coded, Coder
@@ -222,7 +222,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             held = self._held_out(vault, seed, kept)
             if sample_weight is not None:
                 vault.assume(PUBLIC)
-        reporter = Reporter(told(self.report, self.verbose), vault, delta, begun)
+        reporter = Reporter(self.report, self.verbose, vault, delta, begun)
         with listening(reporter):
             seen, shown = self._fit_features(read, seed) if coded is None else (coded, coded)
         reporter.features(seen.shape, coded is not None)

@@ -22,33 +22,6 @@ LOGGER = logging.getLogger("labeldp")
 LOGGER.addHandler(logging.NullHandler())
 
 
-def told(report: Report | None, verbose: Any) -> Report | None:
-    """Return what also prints: a line for every phase where `verbose` is 1 or true, every message where it is more.
-
-    >>> show = told(None, 1)
-    >>> show(Progress("features", "90 rows", 0.25)); show(Progress("done", "", 1.5, epsilon=0.75))
-    [   0.2 s] features: 90 rows
-    [   1.5 s] done (epsilon 0.75)
-    """
-    if isinstance(verbose, bool) or verbose is None:
-        verbose = int(bool(verbose))
-    if not isinstance(verbose, int) or verbose < 0:
-        raise ValueError(f"verbose={verbose!r} is none of 0 (silent), 1 (phases) and 2 (every message)")
-    if verbose == 0:
-        return report
-    last = ""
-
-    def both(progress: Progress) -> None:
-        nonlocal last
-        if verbose > 1 or progress.phase != last:
-            print(f"[{progress.seconds:6.1f} s] {words(progress)}", flush=True)
-        last = progress.phase
-        if report is not None:
-            report(progress)
-
-    return both
-
-
 def words(progress: Progress) -> str:
     """Return a message as one line of text."""
     spent = "" if progress.epsilon is None else f" (epsilon {progress.epsilon:.6g})"
@@ -56,17 +29,27 @@ def words(progress: Progress) -> str:
 
 
 class Reporter:
-    """Pass the messages of recipes and of the training loop on, with ε as the vault's ledger has it.
+    """Pass the messages of recipes and of the training loop on, with ε as the vault's ledger has it; keep curves.
 
     Args:
         report: gets them; None for nobody.
+        verbose: 1 or true prints a line for every phase, more than that every message.
         vault: whose queries are priced.
         delta: at which they are (at 0 where they need none).
         begun: when the fit began, by `time.perf_counter`.
+
+    >>> show = Reporter(None, 1, LabelVault([0, 1], 2), 0.0, time.perf_counter())
+    >>> show.phase("features", "90 rows")
+    [   0.0 s] features: 90 rows (epsilon 0)
     """
 
-    def __init__(self, report: Report | None, vault: LabelVault | ReleasedLabels, delta: float, begun: float) -> None:
-        self._report, self._vault, self._delta, self._begun = report, vault, delta, begun
+    def __init__(
+        self, report: Report | None, verbose: Any, vault: LabelVault | ReleasedLabels, delta: float, begun: float
+    ) -> None:
+        level = int(bool(verbose)) if isinstance(verbose, bool) or verbose is None else verbose
+        if not isinstance(level, int) or level < 0:
+            raise ValueError(f"verbose={verbose!r} is none of 0 (silent), 1 (phases) and 2 (every message)")
+        self._report, self._verbose, self._vault, self._delta, self._begun = report, level, vault, delta, begun
         self._priced = Ledger(0), 0.0, 0
         self._recorder, self._phase = Recorder(), ""
 
@@ -77,14 +60,14 @@ class Reporter:
         what those drawn so far cost by themselves.
         """
         progress = replace(progress, seconds=time.perf_counter() - self._begun)
-        level = logging.DEBUG if progress.phase == self._phase else logging.INFO
-        self._phase, logged = progress.phase, LOGGER.isEnabledFor(level)
-        if progress.epsilon is None and (logged or self._report is not None):
+        if progress.epsilon is None:
             epsilon, queries = self._spent()
             progress = replace(progress, epsilon=epsilon, queries=queries)
-        self._recorder(progress)
-        if logged:
-            LOGGER.log(level, "%s", words(progress))
+        self._recorder.add(progress)
+        new, self._phase = progress.phase != self._phase, progress.phase
+        LOGGER.log(logging.INFO if new else logging.DEBUG, "%s", words(progress))
+        if self._verbose > 1 or (self._verbose and new):
+            print(f"[{progress.seconds:6.1f} s] {words(progress)}", flush=True)
         if self._report is not None:
             self._report(progress)
 
@@ -115,21 +98,20 @@ class Reporter:
 
 
 class Recorder:
-    """Keep what becomes a learning curve, and pass every message on.
+    """Keep what becomes a learning curve.
 
     A training loop sees public rows and what a vault released, never a true label. Its loss, on these private targets,
     is a function of both, and so are curves of it: they cost nothing beyond what the certificate counts. (A loss on
     true labels would be a query that nobody paid for.) ε and queries come from the ledger, which holds no label.
     """
 
-    def __init__(self, report: Report | None = None) -> None:
-        self._report = report
+    def __init__(self) -> None:
         self._losses: list[list[tuple[int, float]]] = []
         self._steps: list[tuple[int, float]] = []
         self._queries: dict[int, float] = {}
 
-    def __call__(self, progress: Progress) -> None:
-        """Keep and pass on."""
+    def add(self, progress: Progress) -> None:
+        """Keep what a message says of a loss, or of ε."""
         if progress.epoch is not None and progress.loss is not None:
             # An epoch that does not follow the last one begins another training: a second student, a second stage.
             if not self._losses or progress.epoch <= self._losses[-1][-1][0]:
@@ -139,15 +121,13 @@ class Recorder:
             self._steps.append((progress.step, progress.epsilon))
         elif progress.queries and progress.epsilon is not None:
             self._queries[progress.queries] = progress.epsilon
-        if self._report is not None:
-            self._report(progress)
 
     def curves(self) -> list[dict[str, Any]]:
         """Return {"name", "x_name", "x", "y"} of each curve that has two points or more, as `metrics.json` keeps them.
 
         >>> recorder = Recorder()
         >>> for epoch, loss in ((1, 0.7), (2, 0.5)):
-        ...     recorder(Progress("training", "", 0.0, epoch=epoch, loss=loss))
+        ...     recorder.add(Progress("training", "", 0.0, epoch=epoch, loss=loss))
         >>> recorder.curves()
         [{'name': 'training loss on private targets', 'x_name': 'epoch', 'x': [1, 2], 'y': [0.7, 0.5]}]
         """

@@ -53,9 +53,14 @@ class Clusters:
     spherical: bool = False
 
     @property
+    def count(self) -> int:
+        """How many clusters there are, those without rows as well."""
+        return len(self.centers)
+
+    @property
     def sizes(self) -> Tensor:
         """How many rows each cluster has, (k,). A cluster is empty only when there are fewer than k distinct rows."""
-        return torch.bincount(self.members, minlength=len(self.centers))
+        return torch.bincount(self.members, minlength=self.count)
 
     def assign(self, points: Tensor | np.ndarray) -> Tensor:
         """Return the number of the nearest centre for each row, old or new, (n,)."""
@@ -271,12 +276,14 @@ class SoftClusters:
 
     Args:
         model: inputs ↦ one logit per cluster.
+        count: how many clusters there are, those without rows as well.
         members: (n,) the likeliest cluster of each row.
         confidence: (n,) its probability.
         loss: of the last epoch of training.
     """
 
     model: nn.Module
+    count: int
     members: Tensor
     confidence: Tensor
     loss: float
@@ -428,9 +435,9 @@ def _train(
     settings: Any = {**usual, **loop, "report": report}
     minimise(model, loss, len(rows), epochs=epochs, seed=seed, **settings)
     model.eval()
-    chunks = [predict(model, as_float(part), bf16=False).softmax(dim=1) for part in rows.split(4096)]
-    confidence, members = torch.cat(chunks).max(dim=1)
-    return SoftClusters(model, members, confidence, losses[-1] if losses else math.nan)
+    beliefs = torch.cat([predict(model, as_float(part), bf16=False).softmax(dim=1) for part in rows.split(4096)])
+    confidence, members = beliefs.max(dim=1)
+    return SoftClusters(model, beliefs.shape[1], members, confidence, losses[-1] if losses else math.nan)
 
 
 def _changed(rows: Tensor, batch: Tensor, view: Augment | None, generator: Generator) -> Tensor:

@@ -450,7 +450,7 @@ def _is_better(found: Point, point: Point, enough: float) -> bool:
     return found.objective.item() <= point.objective.item() + enough
 
 
-__all__ = ["Candidates", "Projected", "Projection", "hull", "none", "row_simplex", "span"]
+__all__ = ["Candidates", "Projected", "Projection", "hull", "row_simplex", "span"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -470,11 +470,6 @@ class Projected:
 
 
 Projection = Callable[[Tensor, Candidates], Projected]
-
-
-def none(noisy: Tensor, public: Candidates | None = None) -> Projected:
-    """The noisy gradient as it is: DP-SGD."""
-    return Projected(noisy)
 
 
 def span(noisy: Tensor, public: Candidates, *, tolerance: float = 0.01, steps: int = 500) -> Projected:

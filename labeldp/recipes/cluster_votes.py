@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from labeldp.core.certificate import Certificate
 from labeldp.core.vault import LabelVault
-from labeldp.features.clusters import Clusters
+from labeldp.features.clusters import Clusters, SoftClusters
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.train import Inputs
 from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, LaplaceNoise
@@ -35,7 +35,7 @@ from labeldp.recipes.kept import checkpoint_of, digest, in_folder, query_note, r
 from labeldp.releases import NoisyCounts
 
 # The cluster of each row, 0 … C − 1, found without a label: what `kmeans` returns, or plain numbers.
-Grouping = Clusters | Tensor | npt.ArrayLike
+Grouping = Clusters | SoftClusters | Tensor | npt.ArrayLike
 # (groups, num_groups, num_classes, epsilon, delta) → the mechanism.
 Vote = Callable[[npt.NDArray[np.int64], int, int, float, float], GroupVotes | GroupCounts]
 
@@ -94,7 +94,7 @@ def label(
     """Make one query, at (ε, δ) in all: the majority label of each cluster.
 
     Args:
-        clusters: what `kmeans` returns, or each row's cluster number; found without labels.
+        clusters: what `kmeans` or `scan` returns, or each row's cluster number; found without labels.
         delta: for `gaussian_counts` only; the others spend none.
         vote: how the winner is found.
         folder: keeps the release, so that it is not paid for twice.
@@ -138,15 +138,16 @@ def train(
 
 
 def group_numbers(clusters: Grouping, vault: LabelVault) -> tuple[npt.NDArray[np.int64], int]:
-    """Return each row's cluster, (n,), and how many there are: those of `Clusters`, else the largest number + 1."""
-    members = clusters.members if isinstance(clusters, Clusters) else clusters
+    """Return each row's cluster, (n,), and how many there are, which an array says by its largest number."""
+    found = isinstance(clusters, Clusters | SoftClusters)
+    members = clusters.members if found else clusters
     numbers = members.detach().cpu().numpy() if isinstance(members, Tensor) else np.asarray(members)
     if numbers.ndim != 1 or len(numbers) != len(vault) or (numbers.size and numbers.dtype.kind not in "iu"):
         raise ValueError(
             f"clusters has type {numbers.dtype} and shape {numbers.shape}; give a whole number for each of "
-            f"{len(vault)} rows, or what labeldp.features.clusters.kmeans returns"
+            f"{len(vault)} rows, or what kmeans or scan of labeldp.features.clusters returns"
         )
-    known = len(clusters.centers) if isinstance(clusters, Clusters) else int(numbers.max(initial=0)) + 1
+    known = clusters.count if found else int(numbers.max(initial=0)) + 1
     return numbers.astype(np.int64), known
 
 

@@ -203,22 +203,12 @@ def kept_accuracy(epsilon: float, guesses_right: float) -> float:
     return guesses_right / (guesses_right + (1 - guesses_right) * math.exp(-epsilon)) if guesses_right else 0.0
 
 
-def kept_share(epsilon: float, num_classes: int, guesses_right: float) -> float:
-    """Return q + a·(p − q): the share of randomized-response labels that agree with the guesses.
-
-    >>> round(kept_share(1.0, 10, 0.883), 4)
-    0.2148
-    """
-    whole = math.exp(epsilon) + num_classes - 1
-    return (1 + guesses_right * math.expm1(epsilon)) / whole
-
-
 def _estimates(private: NoisyLabels | Labels, share: float) -> tuple[float, float]:
     """Return the share of guesses that are right, by the share of labels kept, and that of the kept labels."""
     if not isinstance(private, NoisyLabels) or not isinstance(private.channel, RandomizedResponse):
         return math.nan, math.nan
     epsilon, classes = private.channel.epsilon, private.channel.num_classes
-    # `kept_share` solved for a: (share·(e^ε + K − 1) − 1) / (e^ε − 1), in e^{−ε}.
+    # The share kept is q + a·(p − q); solved for a: (share·(e^ε + K − 1) − 1) / (e^ε − 1), in e^{−ε}.
     gain = -math.expm1(-epsilon)
     if gain == 0:
         return math.nan, math.nan

@@ -162,26 +162,10 @@ def posterior_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None)
         E[y | j] = (Σ_y p_y y + (e^ε − 1) Σ_{y in bin j} p_y y) / (1 + (e^ε − 1) P(bin j))
 
     For the squared loss these are the outputs themselves. They shrink towards the overall mean, and so does a
-    model trained on them; `unbiased_values` do not, for a larger variance.
+    model trained on them.
     """
     levels, prior = _levels_and_prior(noisy, histogram)
     return (_every_bin(noisy).posterior(prior) @ levels)[noisy.responses]
-
-
-def unbiased_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None) -> FloatArray:
-    """Return z with E[z | y] = the mean under the histogram of the labels in y's bin, (n,); 0 where none is known.
-
-        z = (c_j − p·Σ_i c_i)/(1 − k·p),   p = 1/(e^ε + k − 1),   c_i = E[y | y in bin i]
-
-    Free of the shrinking, but a staircase in y: the bins of least loss are few (two or three at ε = 1).
-    """
-    levels, prior = _levels_and_prior(noisy, histogram)
-    estimate = _every_bin(noisy).unbiased()
-    # A level's estimate is positive exactly when its own bin is the response.
-    member = estimate > 0
-    weights = member * prior
-    centres = np.divide(weights @ levels, weights.sum(axis=1), out=np.zeros(len(member)), where=member.any(axis=1))
-    return (estimate @ (member.T @ centres))[noisy.responses]
 
 
 def _every_bin(noisy: NoisyValues) -> NoisyLabels:

@@ -31,7 +31,7 @@ from labeldp.recipes.budget import checked_part, split_pure
 from labeldp.recipes.cluster_votes import Grouping, group_numbers, release_groups
 from labeldp.recipes.kept import check_affordable, checkpoint_of, in_folder, release_labels
 from labeldp.recipes.lp_mst import Known, Learn, check_learn, hard_responses
-from labeldp.releases import FloatArray, NoisyCounts
+from labeldp.releases import NoisyCounts
 
 # Below this, noisy counts say nothing and their sampler refuses.
 _LEAST_EPSILON = 1e-9
@@ -78,22 +78,6 @@ def train(
     return fit(model, inputs, learn(known), **checkpoint_of(folder, private.responses))
 
 
-def cluster_prior(clusters: Grouping, vault: LabelVault, *, epsilon: float, folder: Path | None = None) -> FloatArray:
-    """Return the class distribution of each row's cluster, (n, K), at `epsilon`: steps 1 and 2 alone.
-
-    For `PriorResponse`, or `lp_mst.train(prior=lp_mst.Prior(guess, weight))`; a later query of the same rows adds its
-    own cost.
-
-    >>> vault = LabelVault([0, 0, 0, 1, 1, 1] * 50, num_classes=2)
-    >>> cluster_prior([0, 0, 0, 1, 1, 1] * 50, vault, epsilon=math.inf)[[0, 3]]
-    array([[1., 0.],
-           [0., 1.]])
-    """
-    groups, num_groups = group_numbers(clusters, vault)
-    counts = GroupCounts(groups, num_groups, vault.num_classes, LaplaceNoise(epsilon))
-    return release_groups(vault, counts, in_folder(folder, "counts.npz")).probabilities()[groups]
-
-
 def published_part(epsilon: float, num_rows: int, num_clusters: int) -> float:
     """Return ε_p = min(ε/2, 25·C/n): noise of mean size 2/ε_p, 8% of a mean cluster, on every count.
 
@@ -135,12 +119,6 @@ def split_of(
     if epsilon == math.inf or first < _LEAST_EPSILON:
         return 0.0, epsilon
     return split_pure(epsilon, first)
-
-
-def expected_accuracy(channel: PriorResponse, prior: npt.ArrayLike) -> float:
-    """Return the mean chance that a response is the label, were the prior (n, K) true: public, before training."""
-    inside = np.where(channel.members(), np.asarray(prior, dtype=np.float64), 0.0).sum(axis=-1)
-    return float(np.mean(inside / (1.0 + (channel.set_sizes() - 1.0) * math.exp(-channel.epsilon))))
 
 
 def _histograms(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,45 +23,62 @@ _LEAST = 1e-12
 
 def metrics_of(data: PrivateData, model: Model) -> dict[str, Any]:
     """Measure by the certificate, by public rows with the private model, and by open labels; never by secret ones."""
-    certificate = model.estimator.certificate_
-    spent = certificate.epsilon
-    found: dict[str, Any] = {
-        "epsilon": "infinity" if math.isinf(spent) else spent, "delta": certificate.delta, "rows": len(data)
-    }  # fmt: skip
+    estimator, rows = model.estimator, some_of(data.features)
     if model.classes:
-        sure = model.estimator.predict_proba(some_of(data.features)).max(axis=1).mean()
-        # The share of true labels among plain randomized responses at ε: what one response per row would keep.
-        kept = belief_after(1 / len(data.classes), spent)
-        found["classes"] = len(data.classes)
-        found["expected"] = {
-            "mean_confidence_on_training_rows": round(float(sure), 4),
-            "share_right_of_plain_randomized_response": round(kept, 4),
-        }
+        sure = estimator.predict_proba(rows).max(axis=1).mean()
+        on_rows = {"mean_confidence_on_training_rows": round(float(sure), 4)}
     else:
-        predicted = model.estimator.predict(some_of(data.features))
-        found["bounds"] = list(data.bounds or ())
-        found["expected"] = {
+        predicted = estimator.predict(rows)
+        on_rows = {
             "mean_prediction_on_training_rows": _digits(predicted.mean()),
             "spread_of_predictions_on_training_rows": _digits(predicted.std()),
         }
-    if model.problem:
-        # So that a report compares recipes for the same rows, features and machine as the run did.
-        found["chosen_for"] = dict(model.problem)
-    if model.curves:
-        # Of losses on private targets and of the ledger; see `Recorder`, which says why they are free.
-        found["curves"] = list(model.curves)
-    measured_on = getattr(model.estimator, "evaluation_", None)
-    if measured_on is not None:
-        found["evaluation"] = replace(measured_on, classes=model.classes).to_json()
+    found = fit_metrics(estimator, len(data), model.classes, model.problem, on_rows)
     if data.test is not None:
         features, labels = data.test.features, data.test.labels.values
         if model.classes:
-            found["test"] = measured(model.estimator.predict_proba(features), labels)
+            found["test"] = measured(estimator.predict_proba(features), labels)
         else:
-            found["test"] = measured_numbers(model.estimator.predict(features), labels)
+            found["test"] = measured_numbers(estimator.predict(features), labels)
         if data.test.left_out:
             found["test"]["training_rows_left_out"] = data.test.left_out
     return found
+
+
+def fit_metrics(
+    estimator: Any,
+    rows: int,
+    classes: tuple[str, ...],
+    problem: Mapping[str, Any] | None,
+    on_rows: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return what is known of a fit: its claim, its curves, and measures of rows set aside.
+
+    Args:
+        rows: that it was given.
+        classes: their names; empty for numbers.
+        problem: what the method was chosen for, where it was, so that a report compares recipes for the same.
+        on_rows: means over public rows.
+    """
+    certificate, own = estimator.certificate_, getattr(estimator, "evaluation_", None)
+    spent, expected = certificate.epsilon, dict(on_rows or {})
+    found: dict[str, Any] = {
+        "epsilon": "infinity" if math.isinf(spent) else spent, "delta": certificate.delta, "rows": rows
+    }  # fmt: skip
+    if classes:
+        found["classes"] = len(classes)
+        # The share of true labels among plain randomized responses at ε: what one response per row would keep.
+        expected["share_right_of_plain_randomized_response"] = round(belief_after(1 / len(classes), spent), 4)
+    elif expected:
+        found["bounds"] = list(estimator.bounds)
+    if expected:
+        found["expected"] = expected
+    if problem:
+        found["chosen_for"] = dict(problem)
+    if estimator._curves:
+        # Of losses on private targets and of the ledger; see `Recorder`, which says why they are free.
+        found["curves"] = list(estimator._curves)
+    return found if own is None else {**found, "evaluation": replace(own, classes=classes).to_json()}
 
 
 def measured(probabilities: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> dict[str, float | int]:

@@ -1,4 +1,4 @@
-"""The model of a result: trained on private data, described for a folder, rebuilt from one, applied to a table.
+"""The model of a result: trained on private data, described for a folder, rebuilt from one.
 
 A `Model` is a fitted estimator with what a folder must know beside it: columns by name, and the names of the classes.
 """
@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 import torch
 
 from labeldp.budgets.calibrate import usual_delta
 from labeldp.choosing.choice import Choice, choose
 from labeldp.data.columns import conformed
-from labeldp.data.door import NAMES, PrivateData, read
+from labeldp.data.door import PrivateData
 from labeldp.data.kinds import Column
 from labeldp.data.released import ReleasedLabels
-from labeldp.data.stored import read_like
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.estimator.progress import Recorder
 from labeldp.estimator.regressor import LabelDPRegressor
 from labeldp.estimator.serialise import PartsError
 from labeldp.recipes.catalogue import AUTO, BY_KEY, find
@@ -37,8 +34,6 @@ KIND, REGRESSOR = "LabelDPClassifier", "LabelDPRegressor"
 Report = Callable[[Any], None]
 # By the shape of one image. Without batch norm, so that every method can train them.
 _NETWORKS: dict[tuple[int, ...], str] = {(1, 28, 28): "mnist_cnn", (3, 32, 32): "cifar_cnn"}
-# What spreadsheets take for the start of a formula (OWASP, "CSV injection"), in full width, too; and plain numbers.
-_FORMULA, _NUMBER = "^[=+\\-@\t\r\n＝＋－＠]", r"^[+\-]?(\d+\.?\d*|\.\d+)([eE][+\-]?\d+)?$"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +47,6 @@ class Model:
         label: what is predicted; empty for images.
         network: the name of the network for images, where one was trained.
         why: this method and no other.
-        curves: how the training went, as `labeldp.estimator.progress.Recorder` has it; empty for a model of a folder.
         problem: what the method was chosen for, as arguments of `labeldp.choose`; empty where it was named.
     """
 
@@ -62,7 +56,6 @@ class Model:
     label: str
     network: str | None = None
     why: str = ""
-    curves: tuple[Mapping[str, Any], ...] = ()
     problem: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -146,14 +139,13 @@ def trained(
         # Chosen here and not by the estimator, because only some methods want a network to be brought.
         method, why, choice = method_for_images(data, epsilon, delta, method, device)
         network = network_for(data.features.shape) if BY_KEY[method].network else None
-    recorder = Recorder(report)
     settings: dict[str, Any] = {
         "holdout": holdout,
         "device": device,
         "random_state": seed,
         "store": store,
         "note": note,
-        "report": recorder,
+        "report": report,
         "settings": None if folder is None else {"folder": folder},
     }
     if network is not None:
@@ -177,9 +169,8 @@ def trained(
     if weights:
         listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         why += f" Probabilities are weighted by what was declared ({listed}), which costs no privacy."
-    name, curves = None if network is None else network.name, tuple(recorder.curves())
-    problem = {} if choice is None else choice.problem
-    return Model(estimator, data.classes, data.columns, data.label, name, why, curves, problem)
+    name, problem = network and network.name, {} if choice is None else choice.problem
+    return Model(estimator, data.classes, data.columns, data.label, name, why, problem)
 
 
 def method_for_images(
@@ -250,81 +241,3 @@ def rebuilt(result: Result, device: str | None = None, model: Any = None) -> Mod
     )
     columns = None if described["columns"] is None else tuple(map(Column.from_json, described["columns"]))
     return Model(estimator, classes, columns, described["label"], name, result.story.reason)
-
-
-def predictions(
-    folder: Path | str,
-    table: str,
-    *,
-    keep: Sequence[str] = (),
-    delimiter: str | None = None,
-    probabilities: bool = False,
-    device: str | None = None,
-) -> pa.Table:
-    """Return what the model of a folder predicts for the rows of a table, or for the test part of a data set of images.
-
-    Args:
-        folder: as `labeldp train` writes it.
-        table: a Parquet or CSV file with the columns that the model was trained on; the name of a data set for images.
-        keep: columns of the table to copy in front.
-        delimiter: of a CSV file.
-        probabilities: add one column for each class.
-        device: where to compute; the processor when None.
-    """
-    model = load(folder, device)
-    if probabilities and not model.classes:
-        raise ArtifactError("the model predicts a number, which has no probabilities; leave out --probabilities")
-    try:
-        if model.columns is not None:
-            inputs, copied = read_like(Path(table), model.columns, delimiter, tuple(keep))
-            columns: dict[str, Any] = {name: copied.column(name) for name in keep}
-        elif table in NAMES and not keep:
-            opened = read(table).test
-            inputs, columns = None if opened is None else opened.features, {}
-        else:
-            raise ArtifactError(
-                "the model was trained on images or on sparse rows; give the name of a data set of images, and no "
-                "--keep, or predict in Python: labeldp.load(folder).predict(X)"
-            )
-        taken = [name for name in columns if name in ("prediction", "probability")]
-        if taken:
-            raise ArtifactError(f"--keep {taken[0]} would hide what is predicted; rename the column")
-        if not model.classes:
-            return pa.table({**columns, "prediction": model.estimator.predict(inputs)})
-        likely = model.estimator.predict_proba(inputs)
-        best = likely.argmax(axis=1)
-        columns["prediction"] = pa.array(np.asarray(model.classes)[best])
-        columns["probability"] = likely[np.arange(len(best)), best]
-        if probabilities:
-            columns |= {f"probability of {name}": likely[:, place] for place, name in enumerate(model.classes)}
-        return pa.table(columns)
-    except (RuntimeError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        # Tables that do not fit are refused by ValueErrors: this is a model whose numbers and description disagree.
-        raise ArtifactError(
-            f"the model in {str(folder)!r} cannot be applied ({type(error).__name__}); check it with: labeldp verify"
-        ) from None
-
-
-def for_spreadsheets(table: pa.Table) -> pa.Table:
-    """Return the table with an apostrophe before every text that a spreadsheet would take for a formula.
-
-    Columns that are numbers stay, and so do texts that are: -1 is no formula.
-
-    >>> for_spreadsheets(pa.table({"id": ["=1+1", "-1", "a"], "n": [-1, 2, 3]})).to_pydict()
-    {'id': ["'=1+1", '-1', 'a'], 'n': [-1, 2, 3]}
-    """
-    # Its functions are made at run time, so type checkers know none of them.
-    pc: Any = pyarrow.compute
-
-    def safe(column: Any) -> Any:
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            return column
-        formula = pc.match_substring_regex(column, _FORMULA)
-        number = pc.match_substring_regex(column, _NUMBER)
-        quoted = pc.binary_join_element_wise(pa.scalar("'", column.type), column, pa.scalar("", column.type))
-        return pc.if_else(pc.and_not(formula, number), quoted, column)
-
-    names = safe(pa.chunked_array([table.column_names], pa.string())).to_pylist()
-    return pa.table([safe(column) for column in table.columns], names=names)

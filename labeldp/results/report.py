@@ -15,8 +15,7 @@ from labeldp.atomic import replacing
 from labeldp.choosing.choice import count
 from labeldp.choosing.predict import accuracy, along, labels_per_class, references
 from labeldp.core import events as ev
-from labeldp.core import filter as plan_filter
-from labeldp.core.filter import Plans
+from labeldp.core.accountant import Plans, plans_epsilon
 from labeldp.core.ledger import Group, worst_epsilon
 from labeldp.recipes.catalogue import BY_KEY
 from labeldp.results.card import (
@@ -191,10 +190,10 @@ def _queries(group: Group, delta: float) -> list[list[str]]:
     rows = []
     for plan, place, query in lines[:_MOST_QUERIES]:
         so_far = (*group.plans[:plan], group.plans[plan][: place + 1])
-        cost = at_most(plan_filter.epsilon(so_far, delta))
+        cost = at_most(plans_epsilon(so_far, delta))
         rows.append([f"{group.rows:,}", f"{query.times:,}", event_words(query.event), cost])
     if rest := [query for _, _, query in lines[_MOST_QUERIES:]]:
-        whole = at_most(plan_filter.epsilon(group.plans, delta))
+        whole = at_most(plans_epsilon(group.plans, delta))
         rows.append([f"{group.rows:,}", f"{sum(query.times for query in rest):,}", f"{len(rest)} more kinds", whole])
     return rows or [[f"{group.rows:,}", "0", "not queried", "0"]]
 
@@ -220,7 +219,7 @@ def growth(plans: Plans, delta: float, steps: int = _STEPS) -> list[tuple[float,
     """Return ε after so many queries, in the order of the ledger: about `steps` points, the last for all of them."""
     total = sum(query.times for plan in plans for query in plan)
     counts = sorted({max(1, round(total * step / steps)) for step in range(1, steps + 1)})
-    return [(float(count), plan_filter.epsilon(_first(plans, count), delta)) for count in counts]
+    return [(float(count), plans_epsilon(_first(plans, count), delta)) for count in counts]
 
 
 def _first(plans: Plans, count: int) -> Plans:

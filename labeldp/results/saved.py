@@ -8,7 +8,6 @@ how its columns were read, under the names they had there (x0, x1, … where the
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,10 @@ from labeldp.data.kinds import Column, Reading
 from labeldp.estimator.serialise import plain
 from labeldp.features.tables import TableMap
 from labeldp.results import folder as folders
-from labeldp.results.card import Story, belief_after
+from labeldp.results.card import Story
 from labeldp.results.evaluation import evaluation_of
 from labeldp.results.folder import IN_PYTHON, ArtifactError, Result, drafting
+from labeldp.results.measure import fit_metrics
 from labeldp.results.model import KIND, REGRESSOR, Model, rebuilding
 from labeldp.results.signing import SigningKey
 
@@ -121,29 +121,9 @@ def result_of(estimator: Any, data: str, label: str) -> Result:
         **({"delta": delta} if delta > 0 else {}), "holdout": _plain(estimator.holdout),
         "seed": _plain(estimator.random_state), "settings": _plain(estimator.settings),
     }  # fmt: skip
-    return Result(
-        KIND if names else REGRESSOR, described, tensors, certificate, {IN_PYTHON: run}, story,
-        metrics_of(estimator, names),
-    )  # fmt: skip
-
-
-def metrics_of(estimator: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what is known of the fit without its rows: the claim, and measures of rows set aside."""
-    certificate, own = estimator.certificate_, getattr(estimator, "evaluation_", None)
-    spent = certificate.epsilon
-    found: dict[str, Any] = {
-        "epsilon": "infinity" if math.isinf(spent) else spent, "delta": certificate.delta, "rows": estimator._rows
-    }  # fmt: skip
-    if names:
-        found["classes"] = len(names)
-        kept = belief_after(1 / len(names), spent)
-        found["expected"] = {"share_right_of_plain_randomized_response": round(kept, 4)}
-    chosen_for = estimator._chosen_for if estimator.choice_ is None else estimator.choice_.problem
-    if chosen_for:
-        found["chosen_for"] = dict(chosen_for)
-    if estimator._curves:
-        found["curves"] = list(estimator._curves)
-    return found if own is None else {**found, "evaluation": own.to_json()}
+    problem = estimator._chosen_for if estimator.choice_ is None else estimator.choice_.problem
+    metrics = fit_metrics(estimator, estimator._rows, names, problem)
+    return Result(KIND if names else REGRESSOR, described, tensors, certificate, {IN_PYTHON: run}, story, metrics)
 
 
 def reason_of(estimator: Any) -> str:

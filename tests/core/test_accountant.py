@@ -230,7 +230,7 @@ def test_infinite_is_honest() -> None:
         assert epsilon(queries, 1e-5) == math.inf
         assert epsilon(queries, 0.0) == math.inf
         assert delta(queries, 100.0) == 1.0
-        assert accountant_name(queries, 1e-5) == "infinite"
+        assert accountant_name((tuple(queries),), 1e-5) == "infinite"
     assert epsilon([Query(NonPrivate("never asked"), 0)], 1e-5) == 0.0
 
 
@@ -238,7 +238,7 @@ def test_nothing_costs_nothing() -> None:
     free = [Query(PureDP(0)), Query(PoissonGaussian(1, 1, 0, 0.5), 9), Query(Gaussian(1, 1), 0)]
     for queries in ([], free):
         assert epsilon(queries, 1e-5) == epsilon(queries, 0.0) == delta(queries, 0.0) == 0.0
-        assert accountant_name(queries, 1e-5) == "nothing to account"
+        assert accountant_name((tuple(queries),), 1e-5) == "nothing to account"
 
 
 def test_delta_zero_needs_pure_events() -> None:
@@ -256,14 +256,14 @@ def test_a_generous_delta_gives_epsilon_zero() -> None:
 def test_gaussians_join_in_square() -> None:
     queries = [Query(Gaussian(2, 1), 3), Query(PartitionGaussian(1, 0.5), 4), Query(PoissonGaussian(4, 2, 4, 1.0))]
     assert epsilon(queries, 1e-5) == gaussian_epsilon(math.sqrt(3 / 4 + 1 + 1), 1e-5)
-    assert accountant_name(queries, 1e-5) == "Gaussian closed form"
+    assert accountant_name((tuple(queries),), 1e-5) == "Gaussian closed form"
 
 
 def test_names() -> None:
-    assert accountant_name([Query(PureDP(1))], 0.0) == "sum of pure epsilons"
-    assert accountant_name([Query(PureDP(1))], 1e-5) == "composed randomized responses"
-    assert accountant_name([Query(DiscreteGaussian(3.0, (1, 1)))], 1e-5) == "privacy profile of one query"
-    name = accountant_name([Query(PoissonGaussian(1, 1, 2, 0.1), 9)], 1e-5)
+    assert accountant_name(((Query(PureDP(1)),),), 0.0) == "sum of pure epsilons"
+    assert accountant_name(((Query(PureDP(1)),),), 1e-5) == "composed randomized responses"
+    assert accountant_name(((Query(DiscreteGaussian(3.0, (1, 1))),),), 1e-5) == "privacy profile of one query"
+    name = accountant_name(((Query(PoissonGaussian(1, 1, 2, 0.1), 9),),), 1e-5)
     assert name == "privacy loss distribution, connect-the-dots"
 
 

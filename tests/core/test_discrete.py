@@ -15,8 +15,6 @@ from labeldp.core.random import (
     SecureRandom,
     WordSource,
     coins,
-    discrete_gaussian,
-    discrete_laplace,
     exp_coins,
     exp_digits,
     logistic_digits,
@@ -120,15 +118,15 @@ def with_ends(draws, channel, reach):
 @pytest.mark.parametrize(("rate", "reach"), [(0.5, 40), (0.025, 300), (3.0, 5)])
 def test_discrete_laplace_follows_its_law_and_the_test_can_tell(rate, reach):
     channel = laplace_law(rate, reach)
-    assert follows(*with_ends(discrete_laplace(SecureRandom(1), rate, 2 * 10**6), channel, reach))
-    assert not follows(*with_ends(discrete_laplace(SecureRandom(1), 1.02 * rate, 2 * 10**6), channel, reach))
+    assert follows(*with_ends(SecureRandom(1).discrete_laplace(rate, 2 * 10**6), channel, reach))
+    assert not follows(*with_ends(SecureRandom(1).discrete_laplace(1.02 * rate, 2 * 10**6), channel, reach))
 
 
 @pytest.mark.parametrize(("std", "reach"), [(0.4, 3), (1.0, 6), (5.2759, 30), (43.5, 200)])
 def test_discrete_gaussian_follows_its_law_and_the_test_can_tell(std, reach):
     channel = gaussian_law(std, reach)
-    assert follows(*with_ends(discrete_gaussian(SecureRandom(2), std, 2 * 10**6), channel, reach))
-    assert not follows(*with_ends(discrete_gaussian(SecureRandom(2), 1.02 * std, 2 * 10**6), channel, reach))
+    assert follows(*with_ends(SecureRandom(2).discrete_gaussian(std, 2 * 10**6), channel, reach))
+    assert not follows(*with_ends(SecureRandom(2).discrete_gaussian(1.02 * std, 2 * 10**6), channel, reach))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +138,7 @@ def test_discrete_gaussian_follows_its_law_and_the_test_can_tell(std, reach):
 )
 def test_discrete_laplace_reference_values(rate, p0, p5, tail10, variance):
     n = 10**6
-    draws = discrete_laplace(SecureRandom(7), rate, n)
+    draws = SecureRandom(7).discrete_laplace(rate, n)
     for event, chance in [(draws == 0, p0), (draws == 5, p5), (np.abs(draws) >= 10, tail10)]:
         assert abs(event.mean() - chance) < 6 * math.sqrt(chance * (1 - chance) / n)
     # The kurtosis of a Laplace law is 6: the variance of x² is 5 times its squared mean.
@@ -164,36 +162,36 @@ def test_discrete_laplace_tail_beyond_the_restart(monkeypatch):
 
 @pytest.mark.parametrize("rate", [1e-9, 2.0**-45])
 def test_discrete_laplace_of_tiny_rate(rate):
-    draws = np.abs(discrete_laplace(SecureRandom(7), rate, 200_000).astype(float)) * rate
+    draws = np.abs(SecureRandom(7).discrete_laplace(rate, 200_000).astype(float)) * rate
     assert abs(draws.mean() - 1) < 0.015
     assert abs((draws > 3).mean() - math.exp(-3)) < 0.003
 
 
 @pytest.mark.parametrize("rate", [701.0, 1e9, 1e300, math.inf])
 def test_discrete_laplace_of_huge_rate_is_no_noise(rate):
-    assert not discrete_laplace(SecureRandom(7), rate, 1000).any()
+    assert not SecureRandom(7).discrete_laplace(rate, 1000).any()
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1e-15, math.nan])
 def test_rates_refused(rate):
     with pytest.raises(ValueError, match="rate is"):
-        discrete_laplace(SecureRandom(7), rate, 3)
+        SecureRandom(7).discrete_laplace(rate, 3)
 
 
 @pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan, 1e13])
 def test_stds_refused(std):
     with pytest.raises(ValueError, match="std is"):
-        discrete_gaussian(SecureRandom(7), std, 3)
+        SecureRandom(7).discrete_gaussian(std, 3)
 
 
 @pytest.mark.parametrize("std", [1e-300, 1e-3, 0.1])
 def test_discrete_gaussian_of_tiny_std_is_zero(std):
-    assert not discrete_gaussian(SecureRandom(7), std, 1000).any()
+    assert not SecureRandom(7).discrete_gaussian(std, 1000).any()
 
 
 @pytest.mark.parametrize("std", [1e3, 1e10])
 def test_discrete_gaussian_of_large_std_has_its_moments(std):
-    scaled = discrete_gaussian(SecureRandom(7), std, 300_000) / std
+    scaled = SecureRandom(7).discrete_gaussian(std, 300_000) / std
     assert abs(scaled.mean()) < 6 / math.sqrt(300_000)
     assert abs(np.mean(scaled**2) - 1) < 6 * math.sqrt(2 / 300_000)
 
@@ -201,6 +199,6 @@ def test_discrete_gaussian_of_large_std_has_its_moments(std):
 @given(size=st.integers(0, 3), rate=st.floats(1e-9, 1e3), std=st.floats(1e-3, 1e9))
 @settings(max_examples=50, deadline=None)
 def test_any_size_and_parameter(size, rate, std):
-    for draws in (discrete_laplace(SecureRandom(1), rate, size), discrete_gaussian(SecureRandom(1), std, size)):
+    for draws in (SecureRandom(1).discrete_laplace(rate, size), SecureRandom(1).discrete_gaussian(std, size)):
         assert draws.shape == (size,)
         assert draws.dtype == np.int64

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeldp.core import accountant
-from labeldp.core import filter as plan_filter
 from labeldp.core.events import DiscreteGaussian, Gaussian, NonPrivate, PoissonGaussian, PureDP, Query
 from labeldp.core.gaussian import gaussian_epsilon, gaussian_profile, root
 from labeldp.core.inverse import gaussian_mu
@@ -41,7 +40,7 @@ def test_the_branching_adversary_breaks_flat_composition_and_not_the_filter():
     assert true == pytest.approx(1.9e-5, rel=0.05)
     flat = [accountant.epsilon(plan(Gaussian(1.0, FIRST), event), DELTA) for event in events]
     assert max(flat) <= 1.0001  # what a ledger that composes what happened would have stated, on either branch
-    claims = [plan_filter.epsilon((plan(Gaussian(1.0, FIRST)), plan(event)), DELTA) for event in events]
+    claims = [accountant.plans_epsilon((plan(Gaussian(1.0, FIRST)), plan(event)), DELTA) for event in events]
     assert branching_delta(FIRST, events, max(claims)) <= DELTA
     assert max(claims) > 1.0
     # A budget of ε = 1 stops at least one of the branches; what is left holds.
@@ -99,7 +98,7 @@ def flat_epsilon(history, delta):
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-2), (0.6, 2e-3), (0.3, 5e-3)])
 def test_no_tree_of_choices_beats_the_filter(epsilon, delta):
-    assert worst_delta(plan_filter.epsilon, (), epsilon, delta, depth=2) <= delta
+    assert worst_delta(accountant.plans_epsilon, (), epsilon, delta, depth=2) <= delta
 
 
 def test_the_search_finds_trees_that_beat_flat_composition():
@@ -118,7 +117,7 @@ def test_random_deep_trees_stay_within_the_claim(data):
     def gain(history, loss, depth):
         event = choices.choice(pure)
         after = (*history, plan(event))
-        if depth == 0 or plan_filter.epsilon(after, delta) > epsilon:
+        if depth == 0 or accountant.plans_epsilon(after, delta) > epsilon:
             return max(0.0, 1 - math.exp(epsilon - loss))
         return sum(p * gain(after, loss + math.log(p / q), depth - 1) for p, q in PAIRS[event])
 
@@ -130,27 +129,27 @@ def test_random_deep_trees_stay_within_the_claim(data):
 
 def test_one_plan_costs_what_it_cost_before():
     queries = plan(Gaussian(4.0, 1.0), PureDP(0.3), PoissonGaussian(2.0, 1.0, 2.0, 0.01))
-    assert plan_filter.epsilon((queries,), DELTA) == accountant.epsilon(queries, DELTA)
-    assert plan_filter.epsilon((queries, plan(PureDP(0.0))), DELTA) == accountant.epsilon(queries, DELTA)
-    assert plan_filter.epsilon((), DELTA) == 0.0
+    assert accountant.plans_epsilon((queries,), DELTA) == accountant.epsilon(queries, DELTA)
+    assert accountant.plans_epsilon((queries, plan(PureDP(0.0))), DELTA) == accountant.epsilon(queries, DELTA)
+    assert accountant.plans_epsilon((), DELTA) == 0.0
 
 
 def test_pure_plans_add_up_exactly_without_delta():
-    assert plan_filter.epsilon((plan(PureDP(0.1)),) * 3, 0.0) == accountant.epsilon([Query(PureDP(0.1), 3)], 0.0)
-    assert plan_filter.epsilon((plan(PureDP(0.1)), plan(Gaussian(9.0, 1.0))), 0.0) == math.inf
-    assert plan_filter.epsilon((plan(PureDP(0.1)), plan(NonPrivate("why"))), DELTA) == math.inf
+    assert accountant.plans_epsilon((plan(PureDP(0.1)),) * 3, 0.0) == accountant.epsilon([Query(PureDP(0.1), 3)], 0.0)
+    assert accountant.plans_epsilon((plan(PureDP(0.1)), plan(Gaussian(9.0, 1.0))), 0.0) == math.inf
+    assert accountant.plans_epsilon((plan(PureDP(0.1)), plan(NonPrivate("why"))), DELTA) == math.inf
 
 
 def test_gaussian_plans_cost_one_gaussian_at_their_share():
     many = (plan(Gaussian(4.0, 1.0)),) * 9
-    assert plan_filter.epsilon(many, DELTA) == pytest.approx(gaussian_epsilon(0.75, 0.8 * DELTA), rel=1e-9)
+    assert accountant.plans_epsilon(many, DELTA) == pytest.approx(gaussian_epsilon(0.75, 0.8 * DELTA), rel=1e-9)
 
 
 @pytest.mark.parametrize("runs", [2, 3, 10])
 def test_runs_of_dp_sgd_grow_like_the_root_of_their_number(runs):
     steps = (Query(PoissonGaussian(2.0, 1.0, 2.0, 0.01), 1000),)
     one, exact = accountant.epsilon(steps, DELTA), accountant.epsilon(steps * runs, DELTA)
-    assert exact < plan_filter.epsilon((steps,) * runs, DELTA) < min(1.18 * exact, runs * one)
+    assert exact < accountant.plans_epsilon((steps,) * runs, DELTA) < min(1.18 * exact, runs * one)
 
 
 @settings(max_examples=60, deadline=None)
@@ -158,21 +157,21 @@ def test_runs_of_dp_sgd_grow_like_the_root_of_their_number(runs):
                 max_size=5), st.sampled_from([1e-8, 1e-5, 1e-2]))  # fmt: skip
 def test_a_history_costs_at_least_its_queries_and_grows(lists, delta):
     plans = tuple(plan(*events) for events in lists)
-    whole = plan_filter.epsilon(plans, delta)
+    whole = accountant.plans_epsilon(plans, delta)
     assert whole >= accountant.epsilon(itertools.chain(*plans), delta) * (1 - 1e-9)
-    assert whole >= plan_filter.epsilon(plans[:-1], delta) * (1 - 1e-9)
-    assert plan_filter.epsilon(plans, 2 * delta) <= whole * (1 + 1e-9)
+    assert whole >= accountant.plans_epsilon(plans[:-1], delta) * (1 - 1e-9)
+    assert accountant.plans_epsilon(plans, 2 * delta) <= whole * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("tilt", [0.5, 7.0, 40.0])
 def test_log_moments_of_the_grid_are_those_of_the_event_rounded_up(tilt):
     def gaussian_by_grid(mu):
-        return plan_filter.log_moment(Gaussian(1.0, mu), tilt)
+        return accountant.log_moment(Gaussian(1.0, mu), tilt)
 
     for mu in (mu for mu in (0.02, 0.3, 2.0) if mu * tilt < 6):  # further out losses are left out on purpose
         exact = tilt * (tilt + 1) * mu**2 / 2
         assert exact <= gaussian_by_grid(mu) <= exact * (1 + 1e-5) + 2e-13
-    sampled = plan_filter.log_moment(PoissonGaussian(2.0, 1.0, 2.0, 0.01), tilt)
+    sampled = accountant.log_moment(PoissonGaussian(2.0, 1.0, 2.0, 0.01), tilt)
     assert 0 < sampled < tilt * (tilt + 1) / 2
 
 
@@ -187,7 +186,7 @@ def test_what_passes_at_an_epsilon_passes_at_every_larger_one(delta):
 
 
 def test_the_shares_add_up():
-    for shares in (plan_filter._AFTER_GAUSSIAN, plan_filter._AFTER_OTHERS):
+    for shares in (accountant._AFTER_GAUSSIAN, accountant._AFTER_OTHERS):
         assert sum(shares) <= 1
     assert sum(6 / (math.pi * j) ** 2 for j in range(1, 10**6)) < 1
 
@@ -195,5 +194,5 @@ def test_the_shares_add_up():
 def test_a_gaussian_filling_the_budget_is_close_to_its_exact_cost():
     mu = gaussian_mu(1.0, DELTA)
     half = plan(Gaussian(1.0, mu / math.sqrt(2)))
-    assert 1.0 < plan_filter.epsilon((half, half), DELTA) < 1.015
+    assert 1.0 < accountant.plans_epsilon((half, half), DELTA) < 1.015
     assert root(lambda e: float(gaussian_profile(mu, np.array([e]))[0]) - DELTA, 0.5, 2.0) == pytest.approx(1.0)

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import norm
 
 from labeldp.core import random
-from labeldp.core.random import DOUBT, EXTREME, SecureRandom, WordSource, rounded_gaussian, settle_pair
+from labeldp.core.random import DOUBT, EXTREME, SecureRandom, WordSource, settle_pair
 from tests.mechanisms.frequencies import follows
 
 
@@ -58,7 +58,7 @@ class Words(WordSource):
 @pytest.mark.parametrize("first", [0, 1, (1 << 64) - 1])
 @pytest.mark.parametrize("second", [0, 1 << 62, 1 << 63, (1 << 64) - 1])
 def test_the_ends_are_settled(first, second):
-    found = rounded_gaussian(Words(first, second), 2.0**20, 2)
+    found = Words(first, second).rounded_gaussian(2.0**20, 2)
     assert np.abs(found).max() < 20 * 2**20
 
 

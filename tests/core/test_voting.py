@@ -36,7 +36,7 @@ def test_it_is_the_composition_of_its_gaussians(event):
     for delta in (1e-10, 1e-5, 0.1):
         assert accountant.epsilon([Query(event)], delta) == pytest.approx(accountant.epsilon(parts, delta), rel=1e-12)
     assert inverse.delta([Query(event)], 0.3) == pytest.approx(inverse.delta(parts, 0.3), rel=1e-9)
-    assert accountant.accountant_name([Query(event, 3), Query(Gaussian(1.0, 1.0))], 1e-5) == "Gaussian closed form"
+    assert accountant.accountant_name(((Query(event, 3), Query(Gaussian(1.0, 1.0))),), 1e-5) == "Gaussian closed form"
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=repr)

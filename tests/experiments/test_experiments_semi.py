@@ -85,6 +85,7 @@ def _nothing_kept(monkeypatch):
             {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
             {**MATCH, "recipe": "ldp_ssl", "probe": True},
             {**CLUSTERS, "clusters": 12},
+            {**CLUSTERS, "clusters": 12, "by": "scan"},
             {
                 **TEACHER,
                 **HEAD,

@@ -210,7 +210,7 @@ def test_rehearsed_moments_have_the_noise_they_state():
     moment = torch.zeros(5, 40_000, dtype=torch.float64)
     noisy = mock_release(moment, 3.0, 10, seed=1)
     np.testing.assert_allclose(noisy.value.sum(axis=0), 0, atol=1e-9)
-    assert noisy.value.std() == pytest.approx(noisy.entry_std, rel=0.01)
+    assert noisy.value.std() == pytest.approx(noisy.noise_std * math.sqrt(4 / 5), rel=0.01)
 
 
 @pytest.mark.slow

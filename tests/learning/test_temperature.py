@@ -103,7 +103,7 @@ def test_both_halves_of_the_noise_are_uncorrelated_and_as_large_as_stated(part):
     first, second = split_noise(noisy, part, seed=9)
     assert abs(np.corrcoef(first.value.ravel(), second.value.ravel())[0, 1]) < 0.03
     for half in (first, second):
-        assert half.value.std() == pytest.approx(half.entry_std, rel=0.02)
+        assert half.value.std() == pytest.approx(half.noise_std * math.sqrt(3 / 4), rel=0.02)
         np.testing.assert_allclose(half.value.sum(axis=0), 0, atol=1e-9)
 
 

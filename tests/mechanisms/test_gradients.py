@@ -17,7 +17,7 @@ from labeldp.mechanisms.gradients.layers import cross_entropy, own_generator
 from labeldp.mechanisms.gradients.per_example import clipped_sum, load_parameter_vector, parameter_vector
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound, poisson_batch
 from labeldp.mechanisms.gradients.terms import summation_error
-from labeldp.models.zoo import cifar_cnn, mnist_cnn, tabular_mlp, wide_resnet
+from labeldp.models.zoo import attribution_network, cifar_cnn, mnist_cnn, wide_resnet
 
 ROWS, CLASSES = 40, 3
 
@@ -132,7 +132,7 @@ def test_two_inputs_and_another_loss():
         return binary_cross_entropy_with_logits(logits[:, 0], responses.float(), reduction="none")
 
     for bound in (NormBound(0.5), DiameterBound(0.5, 0.6)):
-        ask = GradientSum(tabular_mlp(2, (4,), 1), inputs, bound, 1.0, rate=0.5, loss=logistic, num_classes=2)
+        ask = GradientSum(attribution_network(2, (4,), 1), inputs, bound, 1.0, rate=0.5, loss=logistic, num_classes=2)
         release = LabelVault(labels() % 2, 2).release(ask)
         assert release.value.shape == parameter_vector(ask.model).shape
 

@@ -31,7 +31,6 @@ from labeldp.models.zoo import (
     mnist_cnn,
     resnet18_v2,
     small_inception,
-    tabular_mlp,
     wide_resnet,
 )
 
@@ -73,7 +72,6 @@ ZOO = {
     "small_inception": (lambda: group_norm(small_inception(10)), lambda rows: images(rows, 1, 8)),
     "collaborative_filter": (partial(collaborative_filter, 9, 5), lambda rows: tuple(codes(rows, 9, 5).unbind(1))),
     "pairs": (partial(collaborative_filter, 9, 5, hidden=()), lambda rows: (codes(rows, 9, 5),)),
-    "tabular_mlp": (partial(tabular_mlp, 3, (4, 6), 3), lambda rows: (numbers(rows, 3), codes(rows, 4, 6))),
     "attribution": (
         partial(attribution_network, 2, (5, 9, 3), 3, buckets=4),
         lambda rows: (numbers(rows, 2), codes(rows, 5, 9, 3)),
@@ -374,7 +372,7 @@ def test_frozen_parameters_have_no_gradient():
 # -- sizes, precision, numbers that are none -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mnist_cnn", "tabular_mlp"])
+@pytest.mark.parametrize("name", ["mnist_cnn", "attribution"])
 def test_no_rows(name):
     model, columns, labels = made(name)
     none = tuple(column[:0] for column in columns)

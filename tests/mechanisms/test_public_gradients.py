@@ -15,7 +15,7 @@ from labeldp.mechanisms.gradients.public import (
     fits_memory,
     logit_gradients,
 )
-from labeldp.models.zoo import cifar_cnn, collaborative_filter, mnist_cnn, tabular_mlp
+from labeldp.models.zoo import cifar_cnn, collaborative_filter, mnist_cnn
 
 
 def networks():
@@ -69,8 +69,8 @@ def test_products_and_matrix_are_those_of_the_jacobian(name):
 def test_the_products_are_adjoint(seed, rows):
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    model = tabular_mlp(3, [], 4, hidden=(5,)).double()
-    jacobian = LogitJacobian(model, (torch.randn(rows, 3, generator=generator).double(), torch.zeros(rows, 0).long()))
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4)).double()
+    jacobian = LogitJacobian(model, torch.randn(rows, 3, generator=generator).double())
     v = torch.randn(jacobian.num_parameters, generator=generator).double()
     u = torch.randn(rows, 4, generator=generator).double()
     assert (jacobian.jvp(v) * u).sum().item() == pytest.approx((jacobian.vjp(u) @ v).item(), rel=1e-9, abs=1e-12)

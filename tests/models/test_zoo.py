@@ -22,9 +22,6 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-ADULT = (9, 16, 7, 15, 6, 5, 2, 42)
-
-
 def images(rows, channels, size):
     return (torch.randn(rows, channels, size, size, generator=torch.Generator().manual_seed(1)),)
 
@@ -46,7 +43,7 @@ NETWORKS = {
     "mnist_cnn": (lambda: zoo.mnist_cnn(7), lambda n: images(n, 1, 28), 7),
     "cifar_cnn": (lambda: zoo.cifar_cnn(7), lambda n: images(n, 3, 32), 7),
     "collaborative_filter": (lambda: zoo.collaborative_filter(6, 4, dim=8, hidden=(16, 8)), ratings, 5),
-    "tabular_mlp": (lambda: zoo.tabular_mlp(3, (5, 5), 7, hidden=(16,), dropout=0.1), table, 7),
+    "attribution_network": (lambda: zoo.attribution_network(3, (5, 5), 7, hidden=(16,)), table, 7),
     "linear_head": (lambda: zoo.linear_head(12, 7), lambda n: (torch.ones(n, 12),), 7),
 }
 IMAGE_NETWORKS = ["cifar_cnn", "mnist_cnn", "resnet18_v2", "small_inception", "vgg16", "wide_resnet"]
@@ -104,8 +101,6 @@ VGG_BODY = sum(conv_bn(before, after) for before, after in pairwise(VGG))
 MNIST = conv(1, 16, bias=True) + conv(16, 16, bias=True) + linear(16 * 25, 16) + linear(16, 10)
 CIFAR = sum(conv(a, b, bias=True) for a, b in ((3, 32), (32, 64), (64, 128))) + linear(512, 80) + linear(80, 10)
 NEUMF = 2 * (6040 + 3706) * 64 + linear(128, 128) + linear(128, 64) + linear(64 + 64, 5)
-WIDTHS = [math.ceil(1.6 * c**0.56) for c in ADULT]
-TABULAR = sum(c * d for c, d in zip(ADULT, WIDTHS, strict=True)) + linear(6 + sum(WIDTHS), 256) + 32896 + linear(128, 2)
 
 SIZES = {
     "resnet18_v2": (zoo.resnet18_v2, (10,), residual_size(64, (64, 128, 256, 512), 2, 10), 11_172_170),
@@ -116,7 +111,6 @@ SIZES = {
     "mnist_cnn": (zoo.mnist_cnn, (), MNIST, 9_066),
     "cifar_cnn": (zoo.cifar_cnn, (), CIFAR, 135_098),
     "collaborative_filter": (zoo.collaborative_filter, (6040, 3706), NEUMF, 1_272_901),
-    "tabular_mlp": (zoo.tabular_mlp, (6, ADULT, 2), TABULAR, 49_197),
     "linear_head": (zoo.linear_head, (512, 10), 5120 + 10, 5_130),
 }
 
@@ -166,7 +160,7 @@ def test_the_seed_decides_the_weights(name):
     assert name == "linear_head" or any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", ["resnet18_v2", "small_inception", "collaborative_filter", "tabular_mlp"])
+@pytest.mark.parametrize("name", ["resnet18_v2", "small_inception", "collaborative_filter", "attribution_network"])
 def test_models_pickle(name):
     model, inputs, _ = made(name)
     again = pickle.loads(pickle.dumps(model.eval()))
@@ -273,21 +267,20 @@ def test_ratings_come_as_two_columns_or_as_pairs():
         model(users)
 
 
-def test_a_table_may_lack_numeric_or_categorical_columns():
-    assert zoo.tabular_mlp(0, (4,), 2)(torch.zeros(3, 0), torch.zeros(3, 1, dtype=torch.long)).shape == (3, 2)
-    assert zoo.tabular_mlp(4, (), 2, hidden=())(torch.zeros(3, 4), torch.zeros(3, 0, dtype=torch.long)).shape == (3, 2)
+def test_a_table_may_lack_numeric_columns_and_hidden_layers():
+    assert zoo.attribution_network(0, (4,), 2)(torch.zeros(3, 0), torch.zeros(3, 1, dtype=torch.long)).shape == (3, 2)
     assert zoo.collaborative_filter(3, 3, hidden=())(torch.zeros(2, 2, dtype=torch.long)).shape == (2, 5)
 
 
 def test_dropout_acts_in_training_only():
-    for name in ("wide_resnet", "cifar_cnn", "tabular_mlp"):
+    for name in ("wide_resnet", "cifar_cnn"):
         model, inputs, _ = made(name)
         assert not torch.equal(model(*inputs(4)), model(*inputs(4)))
         model.eval()
         assert torch.equal(model(*inputs(4)), model(*inputs(4)))
 
 
-@pytest.mark.parametrize("name", ["resnet18_v2", "mnist_cnn", "collaborative_filter", "tabular_mlp"])
+@pytest.mark.parametrize("name", ["resnet18_v2", "mnist_cnn", "collaborative_filter", "attribution_network"])
 def test_the_graph_has_no_breaks(name):
     model, inputs, _ = made(name)
     compiled = torch.compile(model.eval(), backend="eager", fullgraph=True)
@@ -303,7 +296,7 @@ REFUSED = [
     ("num_classes", lambda: zoo.resnet18_v2(0)),
     ("num_classes", lambda: zoo.vgg16(True)),
     ("num_classes", lambda: zoo.mnist_cnn(2.0)),
-    ("num_classes", lambda: zoo.tabular_mlp(1, (), -1)),
+    ("num_classes", lambda: zoo.attribution_network(1, (3,), -1)),
     ("channels", lambda: zoo.small_inception(10, channels=0)),
     ("channels", lambda: zoo.wide_resnet(10, depth=10, widen=1, channels="3")),
     ("width", lambda: zoo.resnet18_v2(10, width=0)),
@@ -312,16 +305,15 @@ REFUSED = [
     ("widen", lambda: zoo.wide_resnet(10, widen=0)),
     ("dropout", lambda: zoo.wide_resnet(10, depth=10, dropout=1.0)),
     ("dropout", lambda: zoo.cifar_cnn(dropout=float("nan"))),
-    ("dropout", lambda: zoo.tabular_mlp(1, (), 2, dropout=-0.1)),
+    ("dropout", lambda: zoo.cifar_cnn(dropout=-0.1)),
     ("num_users", lambda: zoo.collaborative_filter(0, 5)),
     ("num_items", lambda: zoo.collaborative_filter(5, None)),
     ("num_outputs", lambda: zoo.collaborative_filter(5, 5, num_outputs=0)),
     ("dim", lambda: zoo.collaborative_filter(5, 5, dim=0)),
     ("hidden", lambda: zoo.collaborative_filter(5, 5, hidden=64)),
-    ("hidden[1]", lambda: zoo.tabular_mlp(1, (), 2, hidden=(8, 0))),
-    ("num_numeric", lambda: zoo.tabular_mlp(-1, (3,), 2)),
-    ("num_numeric", lambda: zoo.tabular_mlp(0, (), 2)),
-    ("cardinalities[0]", lambda: zoo.tabular_mlp(1, (0,), 2)),
+    ("hidden[1]", lambda: zoo.attribution_network(1, (3,), 2, hidden=(8, 0))),
+    ("num_numeric", lambda: zoo.attribution_network(-1, (3,), 2)),
+    ("cardinalities[0]", lambda: zoo.attribution_network(1, (0,), 2)),
     ("dim", lambda: zoo.linear_head(0, 2)),
     ("num_classes", lambda: zoo.linear_head(2, 0)),
     ("groups", lambda: zoo.group_norm(nn.BatchNorm2d(4), groups=0)),

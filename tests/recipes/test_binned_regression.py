@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,14 +15,13 @@ from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.core.random import SecureRandom
 from labeldp.learning.optimisers import sgd
 from labeldp.learning.train import fit, predict
-from labeldp.mechanisms.values import BinnedResponse, seal_values
+from labeldp.mechanisms.values import seal_values
 from labeldp.recipes import regression
 from labeldp.recipes.regression import (
     noisy_histogram,
     posterior_values,
     privatize_values,
     split_of,
-    unbiased_values,
 )
 
 
@@ -129,38 +127,13 @@ def test_posterior_means(loss):
         assert noisy.values() == pytest.approx(direct, rel=1e-9)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
-def test_unbiased_values_have_the_mean_of_the_bin(epsilon):
-    noisy = privatize_values(sealed(skewed(2)), epsilon=epsilon)
-    every = replace(noisy, responses=np.arange(len(noisy.outputs)))
-    z, bins = unbiased_values(every), noisy.channel.bins
-    for level in range(256):
-        own = bins == bins[level]
-        centre = noisy.prior[own] @ noisy.levels[own] / noisy.prior[own].sum()
-        mean = noisy.channel.probabilities(level)[0, : len(z)] @ z
-        assert mean == pytest.approx(centre, rel=1e-6)
-
-
-def test_a_line_through_unbiased_values_is_not_too_flat():
-    """It has the slope of the line through the means of the true bins; one through posterior means is flatter."""
-    chance = np.random.default_rng(0)
-    x = chance.random(100_000)
-    vault = sealed(2 + 5 * x + chance.normal(scale=0.5, size=len(x)))
-    noisy = privatize_values(vault, epsilon=2.0)
-    truth = noisy.channel.bins[vault.reveal("a test")]
-    honest = unbiased_values(replace(noisy, channel=BinnedResponse(math.inf, noisy.channel.bins), responses=truth))
-    ideal, unbiased, flat = (np.polyfit(x, z, 1)[0] for z in (honest, unbiased_values(noisy), posterior_values(noisy)))
-    assert unbiased == pytest.approx(ideal, abs=0.25)
-    assert flat < 0.8 * ideal
-
-
 @pytest.mark.parametrize("n", [0, 1])
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, math.inf])
 @pytest.mark.parametrize("levels", [1, 2, 256])
 def test_the_ends_of_every_scale(n, epsilon, levels):
     vault = sealed([3.0] * n, levels=levels)
     noisy = privatize_values(vault, epsilon=epsilon)
-    for values in (noisy.values(), posterior_values(noisy), unbiased_values(noisy)):
+    for values in (noisy.values(), posterior_values(noisy)):
         assert values.shape == (n,)
         assert np.isfinite(values).all()
     assert vault.ledger.epsilon(0.0) <= epsilon
@@ -172,7 +145,6 @@ def test_no_privacy_is_the_rounded_label():
     noisy = privatize_values(vault, epsilon=math.inf)
     expected = vault.grid.values()[vault.reveal("a test")]
     assert noisy.values() == pytest.approx(expected)
-    assert unbiased_values(noisy) == pytest.approx(expected)
     assert posterior_values(noisy) == pytest.approx(expected)
 
 

@@ -22,7 +22,7 @@ from labeldp.learning.train import accuracy
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.vectors import BitFlip
 from labeldp.recipes import denoise_ssl
-from labeldp.recipes.denoise_ssl import denoise, kept_accuracy, kept_share, majority
+from labeldp.recipes.denoise_ssl import denoise, kept_accuracy, majority
 from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, weights
 
 ROWS, CLASSES, RIGHT, EPSILON = 1_000_000, 4, 0.55, 0.7
@@ -41,6 +41,11 @@ def simulated():
     truth = generator.integers(0, CLASSES, ROWS)
     guesses = np.where(generator.random(ROWS) < RIGHT, truth, (truth + 1) % CLASSES)
     return truth, guesses
+
+
+def kept_share(epsilon, num_classes, guesses_right):
+    """q + a·(p − q): the share of randomized-response labels that agree with the guesses."""
+    return (1 + guesses_right * math.expm1(epsilon)) / (math.exp(epsilon) + num_classes - 1)
 
 
 def off(asked_at: float) -> tuple[float, float, float]:

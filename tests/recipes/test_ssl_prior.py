@@ -27,7 +27,7 @@ from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.responses import PriorResponse
 from labeldp.recipes import lp_mst, per_row, ssl_prior
 from labeldp.recipes.kept import load
-from labeldp.recipes.ssl_prior import cluster_prior, expected_accuracy, fitted_part, published_part, split_of, train
+from labeldp.recipes.ssl_prior import fitted_part, published_part, split_of, train
 
 K, N, C = 4, 2400, 12
 TRAIN = functools.partial(fit, epochs=8, batch_size=64, optimizer=sgd(0.05), schedule=linear())
@@ -180,7 +180,7 @@ def test_the_steps_are_those_of_algorithm_4(epsilon, tmp_path):
 def test_a_cluster_that_noise_emptied_has_a_uniform_prior():
     """Five hundred clusters of one row at ε = 0.05: in some all four noisy counts are negative or zero."""
     box = LabelVault(np.zeros(500, dtype=int), K, rng=SecureRandom(0))
-    prior = cluster_prior(np.arange(500), box, epsilon=0.05)
+    prior = box.release(GroupCounts(np.arange(500), 500, K, LaplaceNoise(0.05))).probabilities()
     uniform = (prior == 0.25).all(axis=1)
     assert 5 < uniform.sum() < 100  # about 1/16 of them
     assert np.allclose(prior.sum(axis=1), 1.0)
@@ -191,13 +191,19 @@ def test_the_prior_is_the_clusters_distribution():
     _, labels, clusters = problem()
     groups = clusters.members.numpy()
     box = vault()
-    prior = cluster_prior(clusters, box, epsilon=2.0)
-    assert prior.shape == (N, K)
+    counts = GroupCounts(groups, C, K, LaplaceNoise(2.0))
+    prior = box.release(counts).probabilities()
+    assert prior.shape == (C, K)
     for g in range(C):
         truth = np.bincount(labels[groups == g], minlength=K) / (groups == g).sum()
-        assert np.abs(prior[groups == g] - truth).max() < 0.2
-    counts = GroupCounts(groups, C, K, LaplaceNoise(2.0))
+        assert np.abs(prior[g] - truth).max() < 0.2
     assert box.ledger.histories[0][0][0].event == counts.event()
+
+
+def expected_accuracy(channel, prior):
+    """The mean chance that a response is the label, were the prior true."""
+    inside = np.where(channel.members(), np.asarray(prior), 0.0).sum(axis=-1)
+    return np.mean(inside / (1.0 + (channel.set_sizes() - 1.0) * math.exp(-channel.epsilon)))
 
 
 def test_responses_under_the_prior_are_right_as_often_as_it_says():

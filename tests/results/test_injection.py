@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from labeldp.cli.app import run
+from labeldp.cli.predict import for_spreadsheets
 from labeldp.results.card import code, in_markdown
 from labeldp.results.facts import gather
 from labeldp.results.folder import drafting
-from labeldp.results.model import for_spreadsheets
 from labeldp.results.report import page
 from labeldp.results.verify import verify_folder
 from tests.commands import labeldp
