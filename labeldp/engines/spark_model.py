@@ -1,7 +1,8 @@
 """Train the one-shot moment on a frame of Spark, write the folder that `labeldp train` writes, and predict with it.
 
-    1. some rows, chosen by their ids and a public seed, come to the driver without their labels
-    2. on them: how columns are read, features, label-free tuning; so φ(row) is fixed and kept before anything is paid
+    1. some rows, chosen by their ids and a public seed, come to the driver without their labels: how columns are read
+    2. a pass over all rows, without labels, for the features (`labeldp.engines.passes`); on some rows label-free tuning;
+       so φ(row) is fixed and kept before anything is paid
     3. every partition adds up onehot(y) ⊗ round(φ/step): integers, the same for any order, split or repetition of tasks
     4. the driver adds the parts and the noise, once, from a stream under the release's key: drawn again, it is the same
     5. the head, on the driver; then rows set aside are counted in the same way
@@ -38,7 +39,8 @@ from labeldp.data.door import PublicColumns, columns_of
 from labeldp.data.kinds import Column
 from labeldp.data.partitions import CountTask, MomentTask, ids_of
 from labeldp.data.request import TableError, checked, refusing
-from labeldp.engines import frames
+from labeldp.engines import frames, passes
+from labeldp.engines.passes import Look
 from labeldp.engines.runs import Run, running
 from labeldp.estimator import serialise
 from labeldp.estimator.base import _TABLE
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
 SOME_ROWS, MOST_ASIDE = 200_000, 1_000_000
 # Bytes of partial sums that the driver adds up itself; more of them are joined in so many parts first.
 _ADDED_HERE, _PARTS = 1 << 26, 8
+# Partitions whose public sums and values the driver unites itself.
+_LOOKED_AT_HERE = 1000
 _METHOD = next(recipe for recipe in RECIPES if recipe.coded).key
 _WHY = "It is the one that needs a single sum over the rows, wherever they are."
 STREAM = (
@@ -274,7 +278,7 @@ class _Work:
         read_columns = read_frame(public.features)
         layout = Layout.of(read_columns)
         numeric, categorical = layout.split(read_columns)
-        found = Table(**_TABLE, seed=self.seed).fit((numeric, categorical))
+        found = self._features(public.columns, layout, (numeric, categorical))
         self.clock("features", f"{self.rows:,} rows, {found.dim} public features")
         tensor = found.features((numeric, categorical))
         tuning = tuned(tensor, len(self.classes), noise, self._tune(found.dim), HEADS, self.run.folder, self.clock)
@@ -327,6 +331,23 @@ class _Work:
         found = frames.collected(frames.mapped(wanted, choose_rows, (self.id, every), wanted.schema)).sort_by(self.id)
         ids = ids_of(found.column(self.id).combine_chunks())
         return [found.filter(pa.array(chosen(ids))) for chosen in every]
+
+    def _features(self, columns: tuple[Column, ...], layout: Layout, some: Any) -> TableMap:
+        """Fit features on some rows, and complete them by all rows where these are more."""
+        table = Table(**_TABLE, seed=self.seed)
+        found = table.fit(some)
+        if len(some[0]) == self.rows:
+            return found
+        task = Look.like(columns, layout, table, found)
+
+        def sums() -> dict[str, Any]:
+            wanted = self.seen.select(*(frames.quoted(column.name) for column in columns))
+            lines = frames.mapped(wanted, passes.look, task, "found string")
+            if self.partitions > _LOOKED_AT_HERE:
+                lines = frames.mapped(lines.repartition(_PARTS), passes.unite, task, "found string")
+            return passes.united(task, [frames.collected(lines)])
+
+        return task.fitted(found, self.run.kept("features", sums), table)
 
     def _tune(self, width: int) -> Any:
         """Bind what suits a table of many rows; where noise spares all directions there is nothing to choose."""
