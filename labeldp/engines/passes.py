@@ -49,15 +49,23 @@ class Look:
 
     def joined(self, one: Sums, other: Sums) -> Sums:
         """Return what there is in both."""
-        numbers = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(one["numbers"], other["numbers"])]
-        values = [None if a is None or b is None else sorted({*a, *b}) for a, b in zip(one["values"], other["values"])]
+        numbers = [
+            [a + b for a, b in zip(*pair, strict=True)] for pair in zip(one["numbers"], other["numbers"], strict=True)
+        ]
+        values = [
+            None if a is None or b is None else sorted({*a, *b})
+            for a, b in zip(one["values"], other["values"], strict=True)
+        ]
         few = [None if found is None or len(found) > self.most else found for found in values]
         return {"numbers": numbers, "values": few}
 
     def of(self, rows: pa.Table) -> Sums:
         """Return rows, cells that are missing, and sums of numbers and of their squares; and values of categories."""
         read = read_frame(conformed(rows, self.columns, strays=True), factors=True)
-        numeric, words = self.layout.factors(read) or (np.empty((len(rows), 0)), [])
+        parts = self.layout.factors(read)
+        # Conformed columns have the kinds that the layout was made of.
+        assert parts is not None
+        numeric, words = parts
         numbers = []
         for column, mean, spread in zip(numeric.T, self.mean, self.spread, strict=True):
             missing = np.isnan(column)

@@ -1,8 +1,8 @@
 """Train the one-shot moment on a frame of Spark, write the folder that `labeldp train` writes, and predict with it.
 
     1. some rows, chosen by their ids and a public seed, come to the driver without their labels: how columns are read
-    2. a pass over all rows, without labels, for the features (`labeldp.engines.passes`); on some rows label-free tuning;
-       so φ(row) is fixed and kept before anything is paid
+    2. features by a pass over all rows, without labels (`labeldp.engines.passes`), and label-free tuning on some of
+       them; so φ(row) is fixed and kept before anything is paid
     3. every partition adds up onehot(y) ⊗ round(φ/step): integers, the same for any order, split or repetition of tasks
     4. the driver adds the parts and the noise, once, from a stream under the release's key: drawn again, it is the same
     5. the head, on the driver; then rows set aside are counted in the same way

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -69,7 +71,7 @@ def test_all_rows_say_what_some_cannot(rows):
 def test_features_do_not_depend_on_parts_or_their_order(rows, cuts):
     _, expected = fitted(rows, [rows])
     ends = [0, *cuts, ROWS]
-    parts = [rows.slice(a, b - a) for a, b in zip(ends, ends[1:], strict=False)][::-1]
+    parts = [rows.slice(a, b - a) for a, b in itertools.pairwise(ends)][::-1]
     _, found = fitted(rows, parts)
     assert found.mean.tobytes() == expected.mean.tobytes()
     assert found.spread.tobytes() == expected.spread.tobytes()
