@@ -1,20 +1,23 @@
 """How fast Spark privatizes, adds up a moment and trains, beside the same jobs without privacy.
 
-    python benchmarks/spark.py [--rows 1000000] [--rounds 3] [--what privatize moment train] [--json]
+    python benchmarks/spark.py [--rows 1e6,1e7] [--rounds 3] [--what privatize moment train] [--json]
 
-Rows are generated on the fly, on two cores. Within a round ours and the reference take turns:
+Rows are generated on the fly, on two cores. Within a round ours and the reference take turns, which of them is first
+as well:
 
     privatize   beside the same job with an identity `mapInArrow` and the same check for repeated ids
     moment      beside the same features added up by class in floats, without a grid and without noise
     train       alone: the whole way to a folder
 
-The first job of a session starts its workers, and is not counted. Memory is the most that the process and all of its
-children (the Java machine and Python workers) held together.
+The first job of a session starts its workers, and is not counted. Beside wall time stands processor time, of the
+process and all of its children (the Java machine and Python workers), which other work on the machine changes less.
+Memory is the most that they held together.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -30,12 +33,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from labeldp.core.keyed import stream
+from labeldp.core.random import system_key
 from labeldp.data import partitions
 from labeldp.data.labels import column_codes
 from labeldp.data.partitions import MomentTask
 from labeldp.engines import frames
 from labeldp.engines import spark as engine
+from labeldp.engines.spark_model import summed
 from labeldp.mechanisms.counts import GaussianNoise
+from labeldp.mechanisms.moments import Moments, RowChunks
 
 CLASSES = ("no", "yes")
 WIDTH = 64
@@ -70,33 +77,35 @@ def plain_sum(_, batches):
     yield pa.RecordBatch.from_arrays([pa.array([whole.tobytes()], pa.binary())], ["sums"])
 
 
-class Peak(threading.Thread):
-    """The most memory of this process and its children, in MiB, looked at ten times a second."""
+class Watch(threading.Thread):
+    """The most memory of this process and its children, in MiB, and their processor seconds."""
 
     def __init__(self):
         super().__init__(daemon=True)
-        self.peak, self.going = 0.0, True
+        self.peak, self.going, self._before = 0.0, True, _seconds()
         self.start()
 
     def run(self):
-        """Look, until told otherwise."""
+        """Look five times a second, until told otherwise."""
         while self.going:
             self.peak = max(self.peak, sum(_memory(one) for one in _family(os.getpid())))
-            time.sleep(0.1)
+            time.sleep(0.2)
+
+    def stop(self):
+        """Return processor seconds since the beginning."""
+        self.going = False
+        self.join()
+        return _seconds() - self._before
 
 
 def _family(process):
-    try:
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except OSError:
-        children = []
-    for thread in Path(f"/proc/{process}/task").iterdir() if Path(f"/proc/{process}/task").exists() else []:
-        try:
-            children += (thread / "children").read_text().split()
-        except OSError:
-            continue
+    children = set()
+    # Each thread has its own.
+    for thread in Path(f"/proc/{process}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            children.update((thread / "children").read_text().split())
     yield process
-    for child in set(children):
+    for child in children:
         yield from _family(int(child))
 
 
@@ -109,7 +118,16 @@ def _memory(process):
         return 0.0
 
 
-def contestants(what, df, folder):
+def _seconds():
+    ticks = 0
+    for process in _family(os.getpid()):
+        with contextlib.suppress(OSError):
+            # User and system time, of the process and of children that have ended.
+            ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def contestants(what, df, count, folder):
     """Ours and, where there is one, the reference."""
     if what == "privatize":
 
@@ -125,25 +143,70 @@ def contestants(what, df, folder):
         return {"ours": ours, "identity": reference}
     if what == "moment":
         task = MomentTask("y", CLASSES, "row_id", GaussianNoise(5.0), 1.0, WIDTH, phi, nobody)
-        length = len(task.empty().to_numbers())
 
         def added():
-            parts = frames.mapped(df, partitions.add_moment, task, "sums binary")
-            few = frames.mapped(parts.repartition(8), partitions.join, length, "sums binary")
-            partitions.added_up(length, [few.toArrow()])
+            whole = Moments(RowChunks(count, WIDTH, lambda: ()), len(CLASSES), task.noise, task.radius)
+            lines = summed(df, partitions.add_moment, task, parts(count))
+            partitions.noisy_moment(task, whole, lines, stream(system_key(), "release"))
 
         def plain():
-            parts = frames.mapped(df, plain_sum, None, "sums binary")
-            sum(np.frombuffer(one) for one in parts.repartition(8).toArrow().column("sums").to_pylist())
+            lines = frames.mapped(df, plain_sum, None, "sums binary").toArrow()
+            sum(np.frombuffer(one) for one in lines.column("sums").to_pylist())
 
         return {"ours": added, "floats": plain}
     return {"ours": functools.partial(engine.train, df, **ASK, delta=1e-9, out=folder / "model")}
 
 
+def parts(count):
+    """How many partitions so many rows come in."""
+    return max(2, count // 500_000)
+
+
+def measure(spark, what, count, rounds, home):
+    """Wall and processor seconds of each contestant in each round, and the most memory."""
+    spark.conf.set("spark.sql.shuffle.partitions", str(max(8, count // 2_000_000)))
+    df = spark.range(0, count, 1, parts(count)).selectExpr(
+        "id as row_id", "if(hash(id) % 3 = 0, 'yes', 'no') as y", "double(hash(id, 1) % 1000) / 1000 as x",
+        "double(hash(id, 2) % 1000) / 1000 as z", "concat('city', abs(hash(id, 3)) % 50) as city",
+    )  # fmt: skip
+    found: dict[str, dict[str, list[float]]] = {}
+    for number in range(rounds):
+        folder = Path(tempfile.mkdtemp(dir=home))
+        for name, run in list(contestants(what, df, count, folder).items())[:: -1 if number % 2 else 1]:
+            begun, watch = time.perf_counter(), Watch()
+            run()
+            one = {"wall": time.perf_counter() - begun, "processor": watch.stop(), "MiB": watch.peak}
+            for key, value in one.items():
+                found.setdefault(name, {}).setdefault(key, []).append(value)
+            shutil.rmtree(folder)
+            folder.mkdir()
+    return found
+
+
+def show(what, count, found):
+    """Print rates and ratios."""
+    for name, times in found.items():
+        rates = sorted(count / seconds for seconds in times["wall"])
+        spent = statistics.median(times["processor"]) / count * 1e6
+        print(
+            f"{what} {count:.0e} {name:>9}: {statistics.median(rates):10,.0f} rows/s ({rates[0]:,.0f} – "
+            f"{rates[-1]:,.0f}, {len(rates)} rounds), {spent:.2f} processor s per million rows, "
+            f"{max(times['MiB']):,.0f} MiB at most"
+        )
+    for name in [name for name in found if name != "ours"]:
+        for kind in ("wall", "processor"):
+            ratios = sorted(a / b for a, b in zip(found["ours"][kind], found[name][kind], strict=True))
+            print(
+                f"{what} {count:.0e}: {statistics.median(ratios):.2f} × the {kind} time of {name} "
+                f"({ratios[0]:.2f} – {ratios[-1]:.2f})"
+            )
+    print(f"load {os.getloadavg()[0]:.1f} at the end", flush=True)
+
+
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", default="1e6")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", nargs="+", default=["privatize", "moment", "train"])
     parser.add_argument("--heap", default="1g")
@@ -159,46 +222,24 @@ def main() -> None:
     made = SparkSession.builder.master("local[2]").config("spark.driver.memory", given.heap)
     for name, value in {
         "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF",
-        "spark.sql.shuffle.partitions": "8", "spark.local.dir": str(home / "local"), "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(home / "local"), "spark.driver.host": "127.0.0.1",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     }.items():  # fmt: skip
         made = made.config(name, value)
     spark = made.getOrCreate()
-
-    def rows(count):
-        return spark.range(0, count, 1, max(2, count // 500_000)).selectExpr(
-            "id as row_id", "if(hash(id) % 3 = 0, 'yes', 'no') as y", "double(hash(id, 1) % 1000) / 1000 as x",
-            "double(hash(id, 2) % 1000) / 1000 as z", "concat('city', abs(hash(id, 3)) % 50) as city",
-        )  # fmt: skip
-
-    found = {}
-    for what in given.what:
-        for count, rounds in ((20_000, 1), (given.rows, given.rounds)):
-            seconds: dict[str, list[float]] = {}
-            peak = Peak()
-            for _ in range(rounds):
-                folder = Path(tempfile.mkdtemp(dir=home))
-                for name, run in contestants(what, rows(count), folder).items():
-                    begun = time.perf_counter()
-                    run()
-                    seconds.setdefault(name, []).append(time.perf_counter() - begun)
-                    shutil.rmtree(folder)
-                    folder.mkdir()
-            peak.going = False
-        median = {name: statistics.median(one) for name, one in seconds.items()}
-        for name, one in seconds.items():
-            spread = f"{given.rows / max(one):,.0f} – {given.rows / min(one):,.0f}"
-            print(f"{what} {name:>9}: {given.rows / median[name]:12,.0f} rows/s  ({spread}, {len(one)} rounds)")
-        others = [name for name in seconds if name != "ours"]
-        ratios = {n: statistics.median(a / b for a, b in zip(seconds["ours"], seconds[n], strict=True)) for n in others}
-        for name, ratio in ratios.items():
-            print(f"{what}: {ratio:.2f} × the time of {name} (median of the rounds)")
-        print(f"{what}: {peak.peak:,.0f} MiB at most")
-        found[what] = {"seconds": seconds, "ratio": ratios, "MiB": peak.peak}
-    spark.stop()
-    shutil.rmtree(home)
+    found = []
+    try:
+        for what in given.what:
+            measure(spark, what, 20_000, 1, home)
+            for count in (int(float(text)) for text in given.rows.split(",")):
+                one = measure(spark, what, count, given.rounds, home)
+                show(what, count, one)
+                found.append({"what": what, "rows": count, **one})
+    finally:
+        spark.stop()
+        shutil.rmtree(home)
     if given.json:
-        print(json.dumps({"rows": given.rows, **found}))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

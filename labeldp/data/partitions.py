@@ -1,4 +1,4 @@
-"""Open the labels of one partition, on the machine that has them: check them, answer them, add them up.
+"""Open the labels of one partition, on the machine that has them: answer them, add them up.
 
 A distributed engine hands over Arrow batches and takes Arrow batches; what these functions need to know besides is
 plain, public and small (`Keyed`), and travels with the task. The key does not: it is read where the work is done. A
@@ -23,14 +23,12 @@ from pyarrow import types
 from labeldp.core.keyed import Ids, KeyedRandom
 from labeldp.core.random import SecureRandom
 from labeldp.data.labels import arrow_numbers, class_values, column_codes, numpy_numbers, pc, response_column
-from labeldp.data.request import LARGEST_WEIGHT, Request, Sealer, TableError
+from labeldp.data.request import Request, Sealer, TableError
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.evaluation import ScoreCounts
 from labeldp.mechanisms.moments import Moments, MomentSum, RowChunks
 from labeldp.releases import FloatArray, IntArray, NoisyMoments, NoisyScores
 
-# What `checked` counts, in this order.
-FOUND = ("rows", "without an id", "undeclared", "missing", "priors", "without the folder")
 KEY_BYTES = 32
 _NAN = pa.scalar(float("nan"))
 
@@ -92,28 +90,13 @@ def withheld(task: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]
 # -- before anything is spent ------------------------------------------------------------------------------------------
 
 
-def check(task: Keyed, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield what there is of `FOUND` in a partition, one line of counts."""
-    found = np.zeros(len(FOUND), dtype=np.int64)
-    if not Path(task.folder).is_dir():
-        found[-1] = 1
-    for batch in batches:
-        codes, missing = column_codes(pa.chunked_array([batch.column(task.request.label)]), task.request.classes)
-        prior = _prior(batch, task.request)
-        good = True if prior is None else ((prior >= 0) & (prior <= LARGEST_WEIGHT)).all(axis=1)
-        wrong = 0 if prior is None else int(np.count_nonzero(~np.asarray(good)))
-        none = int(np.count_nonzero(codes < 0))
-        found += [len(codes), batch.column(task.id).null_count, none - missing, missing, wrong, 0]
-    yield pa.RecordBatch.from_arrays([arrow_numbers(found[i : i + 1]) for i in range(len(FOUND))], list(FOUND))
-
-
-def check_kinds(task: Keyed, schema: pa.Schema) -> None:
+def check_kinds(request: Request, id: str, schema: pa.Schema) -> None:
     """Raise TableError where columns are not of types that labels, ids or priors have."""
-    class_values(task.request.classes, schema.field(task.request.label).type)
-    kind = schema.field(task.id).type
+    class_values(request.classes, schema.field(request.label).type)
+    kind = schema.field(id).type
     if not is_id(kind):
-        raise TableError(f"id={task.id!r} has type {kind}; ids are whole numbers or text")
-    for name in task.request.prior_columns:
+        raise TableError(f"id={id!r} has type {kind}; ids are whole numbers or text")
+    for name in request.prior_columns:
         weights = schema.field(name).type
         if not (types.is_floating(weights) or types.is_integer(weights) or types.is_decimal(weights)):
             raise TableError(f"prior_columns: column {name!r} has type {weights}; a prior needs numbers")

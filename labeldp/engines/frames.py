@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import operator
 import re
 import tempfile
 import warnings
@@ -16,13 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from labeldp.budgets.journal import Journal
 from labeldp.data import partitions
-from labeldp.data.partitions import Keyed, withheld
-from labeldp.data.request import Request, TableError, column_advice
+from labeldp.data.labels import class_values
+from labeldp.data.partitions import withheld
+from labeldp.data.request import LARGEST_WEIGHT, Request, TableError, column_advice
 from labeldp.engines.runs import Run
 
 if TYPE_CHECKING:
@@ -49,49 +50,82 @@ TRUSTED = (
 # -- before anything is spent ------------------------------------------------------------------------------------------
 
 
-def snapshotted(df: DataFrame, run: Run, request: Request, id: str) -> int:
-    """Write all rows down, once, and check them; return how many there are. Raises TableError with counts only."""
-    task = Keyed(request, id, run.release, str(run.folder))
+def snapshotted(df: DataFrame, run: Run, request: Request, id: str) -> tuple[int, int]:
+    """Write all rows down, once, and check them; return how many there are, and in how many partitions they come.
+
+    Raises TableError with counts only.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as sql
+
+    written: int | None = None
     if not run.snapshot.exists():
         refuse_unstable(df, id)
-        partitions.check_kinds(task, arrow_schema(df))
-        write(df, run.snapshot)
+        partitions.check_kinds(request, id, arrow_schema(df))
+        counted = Observation()
+        write(df.observe(counted, sql.count(sql.lit(1)).alias("rows")), run.snapshot)
+        written = counted.get["rows"]
 
     def counts() -> dict[str, int]:
         seen = df.sparkSession.read.parquet(run.snapshot.as_uri())
-        wanted = [id, request.label, *request.prior_columns]
-        schema = ", ".join(f"`{name}` long" for name in partitions.FOUND)
-        found = collected(mapped(seen.select(*map(quoted, wanted)), partitions.check, task, schema))
-        total = {name: int(np.sum(found.column(name).to_numpy())) for name in partitions.FOUND}
-        different = seen.select(quoted(id)).distinct().count()
-        _refuse(total, total["rows"] - different, request, id, run)
-        return {"rows": total["rows"]}
+        found = _checked(seen, request, id)
+        _refuse(found, written, seen.select(quoted(id)).distinct().count(), request, id, run)
+        return {"rows": found["rows"], "partitions": found["partitions"]}
 
-    rows = int(run.kept("checked", counts)["rows"])
+    checked = run.kept("checked", counts)
+    rows = int(checked["rows"])
     # About what was read is written again; what can be spent only once must not go for a disk that is full.
     run.check_room(2 * len(request.classes) * rows if request.is_vector else 0)
-    return rows
+    return rows, int(checked["partitions"])
 
 
-def _refuse(found: Mapping[str, int], repeats: int, request: Request, id: str, run: Run) -> None:
+def _checked(seen: DataFrame, request: Request, id: str) -> dict[str, int]:
+    """Count rows, partitions, and what is wrong with rows, without leaving Spark."""
+    from pyspark.sql import functions as sql
+
+    # As tasks will compare them: texts by their bytes, whatever their collation, and floats without a negative zero.
+    label = sql.col(quoted(request.label))
+    values = class_values(request.classes, arrow_schema(seen).field(request.label).type).to_pylist()
+    missing = label.isNull()
+    if isinstance(values[0], str):
+        label, values = label.cast("binary"), [value.encode() for value in values]
+    elif isinstance(values[0], float):
+        missing, label, values = missing | sql.isnan(label), label.cast("double") + 0.0, [one + 0.0 for one in values]
+    # NaN is above all numbers here, and what is missing makes nothing of a comparison.
+    good = [sql.col(quoted(name)).cast("double").between(0.0, LARGEST_WEIGHT) for name in request.prior_columns]
+    wrong = {
+        "without an id": sql.col(quoted(id)).isNull(),
+        "missing": missing,
+        "declared": label.isin(values),
+        "priors": ~sql.coalesce(functools.reduce(operator.and_, good, sql.lit(True)), sql.lit(False)),
+    }
+    seen = seen.select(sql.spark_partition_id().alias("part"), *(value.alias(name) for name, value in wrong.items()))
+    counts = [sql.count_if(sql.col(f"`{name}`")).alias(name) for name in wrong]
+    every = [sql.count(sql.lit(1)).alias("rows"), (sql.max("part") + 1).alias("partitions"), *counts]
+    found = collected(seen.agg(*every))
+    return {name: found.column(name)[0].as_py() or 0 for name in found.column_names}
+
+
+def _refuse(found: Mapping[str, int], written: int | None, different: int, request: Request, id: str, run: Run) -> None:
     rows = found["rows"]
-    if found["without the folder"]:
+    if written is not None and written != rows:
         raise TableError(
-            f"out={str(run.target)!r}: {found['without the folder']} tasks do not see its folder; give one that the "
-            "driver and all executors share"
+            f"out={str(run.target)!r}: {written} rows were written beside it, and {rows} are found there; give a "
+            "folder that the driver and all executors share"
         )
     if not rows:
         raise TableError("df has no rows; give a frame with some")
     if found["without an id"]:
         raise TableError(f"id={id!r} is missing in {found['without an id']} of {rows} rows; give every row one")
-    if repeats:
+    if different < rows:
         raise TableError(
-            f"id={id!r} repeats: {repeats} of {rows} rows have an id that another row has, and would share its noise; "
-            "give every row one of its own"
+            f"id={id!r} repeats: {rows - different} of {rows} rows have an id that another row has, and would share "
+            "its noise; give every row one of its own"
         )
-    if found["undeclared"] or found["missing"]:
+    undeclared = rows - found["declared"] - found["missing"]
+    if undeclared or found["missing"]:
         raise TableError(
-            f"{found['undeclared']} of {rows} labels are not among the {len(request.classes)} declared classes and "
+            f"{undeclared} of {rows} labels are not among the {len(request.classes)} declared classes and "
             f"{found['missing']} are missing; declare every class exactly as it is written, and settle missing labels "
             "beforehand"
         )

@@ -99,7 +99,7 @@ def privatize(
     spark = df.sparkSession
     with running(target, settings) as run, frames.quiet():
         if not run.done:
-            rows = frames.snapshotted(df, run, request, id)
+            rows, _ = frames.snapshotted(df, run, request, id)
             groups = run.pay(payer, [(request.event, rows)], Budget(request.epsilon), note or f"privatize {label!r}")
             if not run.output.exists():
                 seen = spark.read.parquet(run.snapshot.as_uri())

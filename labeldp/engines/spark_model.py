@@ -1,7 +1,8 @@
 """Train the one-shot moment on a frame of Spark, write the folder that `labeldp train` writes, and predict with it.
 
-    1. some rows, chosen by their ids and a public seed, come to the driver without their labels
-    2. on them: how columns are read, features, label-free tuning; so φ(row) is fixed and kept before anything is paid
+    1. some rows, chosen by their ids and a public seed, come to the driver without their labels: how columns are read
+    2. features by a pass over all rows, without labels (`labeldp.engines.passes`), and label-free tuning on some of
+       them; so φ(row) is fixed and kept before anything is paid
     3. every partition adds up onehot(y) ⊗ round(φ/step): integers, the same for any order, split or repetition of tasks
     4. the driver adds the parts and the noise, once, from a stream under the release's key: drawn again, it is the same
     5. the head, on the driver; then rows set aside are counted in the same way
@@ -38,7 +39,8 @@ from labeldp.data.door import PublicColumns, columns_of
 from labeldp.data.kinds import Column
 from labeldp.data.partitions import CountTask, MomentTask, ids_of
 from labeldp.data.request import TableError, checked, refusing
-from labeldp.engines import frames
+from labeldp.engines import frames, passes
+from labeldp.engines.passes import Look
 from labeldp.engines.runs import Run, running
 from labeldp.estimator import serialise
 from labeldp.estimator.base import _TABLE
@@ -66,7 +68,10 @@ if TYPE_CHECKING:
 
 # Rows that come to the driver, without labels: for features, tuning and head; and the most that measure.
 SOME_ROWS, MOST_ASIDE = 200_000, 1_000_000
-_PARTS = 8
+# Bytes of partial sums that the driver adds up itself; more of them are joined in so many parts first.
+_ADDED_HERE, _PARTS = 1 << 26, 8
+# Partitions whose public sums and values the driver unites itself.
+_LOOKED_AT_HERE = 1000
 _METHOD = next(recipe for recipe in RECIPES if recipe.coded).key
 _WHY = "It is the one that needs a single sum over the rows, wherever they are."
 STREAM = (
@@ -150,11 +155,12 @@ class Phi:
         return content.hexdigest()
 
 
-def choose_rows(task: tuple[str, Chosen], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the chosen rows of a partition; the frame has no labels."""
-    id, chosen = task
+def choose_rows(task: tuple[str, Sequence[Chosen]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition that are chosen for anything; the frame has no labels."""
+    id, every = task
     for batch in batches:
-        yield batch.filter(pa.array(chosen(ids_of(batch.column(id)))))
+        ids = ids_of(batch.column(id))
+        yield batch.filter(pa.array(np.logical_or.reduce([chosen(ids) for chosen in every])))
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -210,13 +216,13 @@ def train(
     clock = Clock(report)
     with running(target, {**settings, **{name: list(names) for name, names in kinds.items()}}) as run, frames.quiet():
         if not run.done:
-            rows = frames.snapshotted(df, run, request, id)
+            rows, parts = frames.snapshotted(df, run, request, id)
             allowed = payer.budget.delta if payer is not None and payer.budget is not None else None
             settled = checked_delta(delta, rows, allowed)
+            aside = Chosen(seed, "aside", 0.0 if payer is not None else _share(holdout, rows))
             work = _Work(
                 df.sparkSession.read.parquet(run.snapshot.as_uri()), run, label, request.classes, id, features, kinds,
-                rows, budget, settled, Chosen(seed, "aside", 0.0 if payer is not None else _share(holdout, rows)), seed,
-                clock,
+                rows, parts, budget, settled, aside, seed, clock,
             )  # fmt: skip
             result = work.result(payer, note or f"train {target.name}", {**place, "epsilon": budget, "delta": settled})
             run.output.mkdir(exist_ok=True)
@@ -249,6 +255,7 @@ class _Work:
     features: list[str]
     kinds: Mapping[str, Sequence[str]]
     rows: int
+    partitions: int
     epsilon: float
     delta: float
     aside: Chosen
@@ -258,8 +265,8 @@ class _Work:
     def result(self, payer: Any, note: str, settings: Mapping[str, Any]) -> Result:
         """Return all that goes into the folder."""
         noise = noise_for(self.epsilon, self.delta)
-        some = self._public(Chosen(self.seed, "some", min(1.0, SOME_ROWS / self.rows)))
-        measuring = self._public(self.aside) if self.aside.share > 0 else None
+        some, measuring = self._public(Chosen(self.seed, "some", min(1.0, SOME_ROWS / self.rows)), self.aside)
+        measuring = measuring if self.aside.share > 0 else None
         held = 0 if measuring is None else len(measuring)
         public = columns_of(some.select(self.features), self.kinds, self.rows)
         prose = [column.name for column in public.columns if column.kind == "text"]
@@ -271,7 +278,7 @@ class _Work:
         read_columns = read_frame(public.features)
         layout = Layout.of(read_columns)
         numeric, categorical = layout.split(read_columns)
-        found = Table(**_TABLE, seed=self.seed).fit((numeric, categorical))
+        found = self._features(public.columns, layout, (numeric, categorical))
         self.clock("features", f"{self.rows:,} rows, {found.dim} public features")
         tensor = found.features((numeric, categorical))
         tuning = tuned(tensor, len(self.classes), noise, self._tune(found.dim), HEADS, self.run.folder, self.clock)
@@ -318,11 +325,29 @@ class _Work:
         described, tensors = model.parts()
         return Result(KIND, described, tensors, certificate, {"train": {**settings, "method": _METHOD}}, story, metrics)
 
-    def _public(self, chosen: Chosen) -> pa.Table:
-        """Bring chosen rows to the driver, without their labels, in the order of their ids."""
+    def _public(self, *every: Chosen) -> list[pa.Table]:
+        """Bring chosen rows to the driver, without their labels, in the order of their ids: a table for each choice."""
         wanted = self.seen.select(*map(frames.quoted, [self.id, *self.features]))
-        found = frames.collected(frames.mapped(wanted, choose_rows, (self.id, chosen), wanted.schema))
-        return found.sort_by(self.id)
+        found = frames.collected(frames.mapped(wanted, choose_rows, (self.id, every), wanted.schema)).sort_by(self.id)
+        ids = ids_of(found.column(self.id).combine_chunks())
+        return [found.filter(pa.array(chosen(ids))) for chosen in every]
+
+    def _features(self, columns: tuple[Column, ...], layout: Layout, some: Any) -> TableMap:
+        """Fit features on some rows, and complete them by all rows where these are more."""
+        table = Table(**_TABLE, seed=self.seed)
+        found = table.fit(some)
+        if len(some[0]) == self.rows:
+            return found
+        task = Look.like(columns, layout, table, found)
+
+        def sums() -> dict[str, Any]:
+            wanted = self.seen.select(*(frames.quoted(column.name) for column in columns))
+            lines = frames.mapped(wanted, passes.look, task, "found string")
+            if self.partitions > _LOOKED_AT_HERE:
+                lines = frames.mapped(lines.repartition(_PARTS), passes.unite, task, "found string")
+            return passes.united(task, [frames.collected(lines)])
+
+        return task.fitted(found, self.run.kept("features", sums), table)
 
     def _tune(self, width: int) -> Any:
         """Bind what suits a table of many rows; where noise spares all directions there is nothing to choose."""
@@ -358,11 +383,8 @@ class _Work:
         return evaluate_classes(probabilities, query, self._kept("scores", release), list(self.classes))
 
     def _summed(self, work: Callable[..., Iterator[Any]], task: MomentTask | CountTask) -> pa.Table:
-        """Add up what the work makes of each partition, to a few lines; they are for `labeldp.data.partitions`."""
         wanted = [self.id, self.label, *(self.features if work is partitions.add_moment else ())]
-        parts = frames.mapped(self.seen.select(*map(frames.quoted, wanted)), work, task, "sums binary")
-        few = frames.mapped(parts.repartition(_PARTS), partitions.join, task.length, "sums binary")
-        return frames.collected(few)
+        return summed(self.seen.select(*map(frames.quoted, wanted)), work, task, self.partitions)
 
     def _kept(self, name: str, release: Callable[[], Any]) -> Any:
         """Return what was released, and keep it: a release is drawn once, whatever happens after it."""
@@ -387,6 +409,16 @@ class _Work:
             },
             {**map_arrays, **arrays},
         )  # fmt: skip
+
+
+def summed(
+    frame: DataFrame, work: Callable[..., Iterator[Any]], task: MomentTask | CountTask, partitions_there: int
+) -> pa.Table:
+    """Add up what the work makes of each partition, to some lines; they are for `labeldp.data.partitions`."""
+    lines = frames.mapped(frame, work, task, "sums binary")
+    if 8 * task.length * partitions_there > _ADDED_HERE:
+        lines = frames.mapped(lines.repartition(_PARTS), partitions.join, task.length, "sums binary")
+    return frames.collected(lines)
 
 
 def _elsewhere() -> Iterable[Any]:

@@ -122,7 +122,7 @@ class GridSum:
     def rows_at_once(self) -> int:
         """Return a good number of rows to give at a time."""
         # Many classes: more rows, or clearing and adding up the table of sums would take most of the time.
-        return max(_ROWS_AT_ONCE, 4 * len(self.total))
+        return max(_ROWS_AT_ONCE, 4 * len(self.total), _CELLS_AT_ONCE // self.total.shape[1])
 
     def add(self, labels: LabelArray, block: Block) -> None:
         """Add these rows; float32 or float64."""

@@ -355,3 +355,56 @@ def test_sentences_and_rows_that_would_pay_twice_are_refused(frame, tmp_path):
         engine.train(prose, **TRAIN, journal=journal, out=tmp_path / "model")
     assert journal.epsilon(0) == 0
     assert not (tmp_path / ".model.run").exists()
+
+
+REFUSED_MODELS = {
+    **{name: REFUSED[name] for name in ("repeats", "missing ids", "floats", "undeclared", "missing labels", "no rows")},
+    "labels of another type": (lambda f, F: f.withColumn("y", F.col("x").cast("float")), "class"),
+    "a list": (lambda f, F: f.withColumn("z", F.array("x", "z")), "column 'z' holds list"),
+    "bytes": (lambda f, F: f.withColumn("kind", F.col("kind").cast("binary")), "column 'kind' is not UTF-8 text"),
+    "infinity": (lambda f, F: f.withColumn("x", F.expr("if(row_id % 7 = 0, double('inf'), x)")), "infinite values"),
+    "nothing to learn from": (
+        lambda f, F: f.select("row_id", "y", "name", "p0", "p1", "p2"),
+        "no public column|column",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_MODELS)
+def test_what_a_training_refuses_costs_nothing_and_leaves_nothing(what, frame, tmp_path):
+    import pyspark.sql.functions as F
+
+    from labeldp.engines import spark as engine
+
+    change, words = REFUSED_MODELS[what]
+    journal = Journal.open(tmp_path / "journal", Budget(5.0, 1e-6))
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(TableError, match=words) as refused:
+        engine.train(change(frame, F), **TRAIN, journal=journal, out=tmp_path / "model")
+    assert "SECRET" not in str(refused.value)
+    assert sorted(os.listdir(tmp_path)) == before
+    assert journal.epsilon(0) == 0
+
+
+def test_features_come_from_all_rows_where_some_come_to_the_driver(frame, known, tmp_path, monkeypatch):
+    """A value that none of the rows on the driver has is a feature; partitions do not matter, empty ones included."""
+    import pyspark.sql.functions as F
+
+    from labeldp.engines import spark as engine
+    from labeldp.engines import spark_model
+    from labeldp.results.folder import read_model
+    from labeldp.results.model import load
+
+    monkeypatch.setattr(spark_model, "SOME_ROWS", 400)
+    monkeypatch.setattr(spark_model, "_LOOKED_AT_HERE", 10)
+    chosen = spark_model.Chosen(0, "some", 400 / ROWS)
+    ids = frame.select("row_id").toArrow().column("row_id").to_numpy()
+    far = int(ids[~chosen(ids)][0])
+    marked = frame.withColumn("kind", F.when(F.col("row_id") == far, "rare").otherwise(F.col("kind")))
+    engine.train(marked, **TRAIN, out=tmp_path / "one")
+    engine.train(marked.repartition(40, "kind"), **TRAIN, out=tmp_path / "many")
+    values = load(tmp_path / "one").estimator._map.values
+    assert [kept.tolist() for kept in values] == [["k", "l", "m", "rare"]]
+    (_, config, arrays), (_, other, others) = (read_model(tmp_path / name) for name in ("one", "many"))
+    assert config == other
+    assert {name: array.tobytes() for name, array in arrays.items()} == {n: a.tobytes() for n, a in others.items()}
