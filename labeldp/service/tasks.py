@@ -4,21 +4,23 @@ A job travels as the catalogue's key of its recipe, settings that are declared b
 weights, or the queries of teachers) and the features, one or more columns of numbers. Whatever the analyst computed for
 itself stays there: a schedule comes as its value at every step, an optimiser as its name and numbers.
 
-    descent    `labeldp_pro.train`: noise, steps and batches as the analyst has calibrated them
-    one pass   `labeldp_pro.lp_normal_sgd`
+    descent    `labeldp_pro.train`: noise, steps and batches as the analyst has calibrated them; one pass of
+               `lp_normal_sgd` is one of these
     teachers   `TeacherVotes` by linear teachers; the student learns from the winners where the analyst is
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +32,7 @@ from labeldp.mechanisms.gradients.layers import cross_entropy
 from labeldp.mechanisms.gradients.sums import DiameterBound, NormBound
 from labeldp.mechanisms.teachers import TeacherVotes
 from labeldp.recipes import labeldp_pro, pate
-from labeldp.recipes.catalogue import BY_KEY, RECIPES, Recipe
+from labeldp.recipes.catalogue import BY_KEY, RECIPES
 from labeldp.recipes.denoisers import Denoiser, Named, Secret
 from labeldp.recipes.worth import Case
 from labeldp.service.limits import Limits
@@ -46,6 +48,7 @@ from labeldp.service.networks import (
 from labeldp.service.wire import Check, Settings, WireError, choice, fields, flag, integer, listed, number, optional
 
 Tensors = Mapping[str, Tensor]
+NO_COLUMNS = pa.schema([])
 MOST_STEPS, MOST_SEED = 1 << 24, 2**63 - 1
 _STEPS, _SEED = integer(1, MOST_STEPS), integer(0, MOST_SEED)
 _DELTA, _EPSILON = number(1e-300, 0.999), number(1e-12, 1e4)
@@ -205,13 +208,9 @@ _AVERAGE = optional(_SHARE)
 _PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DESCENT: Mapping[str, Check] = {
     "delta": _DELTA, "noise_multiplier": _POSITIVE, "steps": _STEPS, "batch_size": _STEPS, "bound": _bound,
-    "denoiser": _denoiser, "cap": optional(_STEPS), "optimizer": _optimizer,
+    "denoiser": _denoiser, "optimizer": _optimizer,
     "schedule": optional(listed(MOST_STEPS, number(-1e6, 1e6))), "average": _AVERAGE, "radius": optional(_POSITIVE),
     "seed": _SEED, "precision": optional(choice(*_PRECISIONS)), **_NETWORK,
-}  # fmt: skip
-_ONE_PASS: Mapping[str, Check] = {
-    "epsilon": _EPSILON, "delta": _DELTA, "diameter": _POSITIVE, "bound": _bound, "batch_size": _STEPS,
-    "average": _AVERAGE, "seed": _SEED, **_NETWORK,
 }  # fmt: skip
 _TEACHERS: Mapping[str, Check] = {
     "kind": choice("ridge", "one_shot"), "ridge": _POSITIVE, "num_classes": integer(2, 1 << 16), "teachers": _STEPS,
@@ -220,23 +219,21 @@ _TEACHERS: Mapping[str, Check] = {
 }  # fmt: skip
 # By the function of the catalogue's entry.
 SETTINGS: Mapping[str, Mapping[str, Check]] = {
-    "labeldp_pro.train": _DESCENT, "labeldp_pro.lp_normal_sgd": _ONE_PASS, "pate.train": _TEACHERS,
+    "labeldp_pro.train": _DESCENT, "pate.train": _TEACHERS,
 }  # fmt: skip
-JOBS = tuple(recipe.key for recipe in RECIPES if recipe.beside)
+JOBS = tuple(recipe.key for recipe in RECIPES if recipe.beside and recipe.classes in SETTINGS)
 
 
-def checked(key: str, settings: Any, num_rows: int, limits: Limits, by_user: bool) -> Settings:
+def checked(key: str, settings: Any, num_rows: int, limits: Limits) -> Settings:
     """Return the settings of a recipe, each checked and within the owner's limits; WireError otherwise.
 
     Nothing that is large is made of them: a network is counted without memory.
     """
     recipe = BY_KEY[key]
     given = fields(SETTINGS[recipe.classes])("settings", settings)
-    if by_user and not recipe.users:
-        raise WireError(f"recipe={key!r} protects one label at a time, and this data set all labels of a user")
     if num_rows > limits.rows:
         raise WireError(f"{num_rows} rows are asked; at most {limits.rows} are allowed here")
-    if (steps := steps_of(recipe, given, num_rows)) > limits.steps:
+    if (steps := steps_of(given)) > limits.steps:
         raise WireError(f"the job has {steps} steps; at most {limits.steps} are allowed here")
     if given.get("schedule") is not None and len(given["schedule"]) != given["steps"]:
         raise WireError(f"schedule has {len(given['schedule'])} values for {given['steps']} steps; give one for each")
@@ -246,11 +243,9 @@ def checked(key: str, settings: Any, num_rows: int, limits: Limits, by_user: boo
     return given
 
 
-def steps_of(recipe: Recipe, settings: Settings, num_rows: int) -> int:
+def steps_of(settings: Settings) -> int:
     """Return how long a job is: steps of a descent, or teachers."""
-    if "steps" in settings:
-        return int(settings["steps"])
-    return math.ceil(num_rows / settings["batch_size"]) if "batch_size" in settings else int(settings["teachers"])
+    return int(settings["steps" if "steps" in settings else "teachers"])
 
 
 # -- from a call to plain values ---------------------------------------------------------------------------------------
@@ -272,19 +267,11 @@ def of_descent(given: Mapping[str, Any], noise: float, steps: int) -> Task:
     plain = {
         "delta": given["delta"], "noise_multiplier": noise, "steps": steps, "batch_size": given["batch_size"],
         "bound": _plain_bound(given["bound"] or NormBound(1.0)), "denoiser": _plain_denoiser(denoiser),
-        "cap": given["cap"], "optimizer": _plain_optimizer(optimizer),
+        "optimizer": _plain_optimizer(optimizer),
         "schedule": None if factors is None or set(factors) == {1.0} else factors,
         "average": given["average"], "radius": given["radius"], "seed": given["seed"], "precision": precision,
     }  # fmt: skip
     return _of_network("labeldp_pro.train", plain, given, denoiser.projection is None)
-
-
-def of_one_pass(given: Mapping[str, Any]) -> Task:
-    """Return a call of `labeldp_pro.lp_normal_sgd` in plain values."""
-    _refuse_loss(given)
-    names = ("epsilon", "delta", "diameter", "batch_size", "average", "seed")
-    plain = {**{name: given[name] for name in names}, "bound": _plain_bound(given["bound"] or NormBound(1.0))}
-    return _of_network("labeldp_pro.lp_normal_sgd", plain, given)
 
 
 def of_votes(mechanism: TeacherVotes) -> Task:
@@ -326,6 +313,30 @@ def _key(function: str, bare: bool | None = None) -> str:
     return found[0].key
 
 
+def sent(task: Task) -> bytes:
+    """Return tensors and features as one safetensors file, which holds numbers and nothing else."""
+    columns = {f"input.{place}": each.detach().cpu().contiguous() for place, each in enumerate(task.inputs)}
+    return safetensors.torch.save({**{f"tensor.{name}": each for name, each in task.tensors.items()}, **columns})
+
+
+def received(file: Path, num_rows: int) -> tuple[Tensors, tuple[Tensor, ...]]:
+    """Return the tensors and features of a file that was sent; WireError where it is another one."""
+    try:
+        found = safetensors.torch.load_file(file)
+    except (safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OSError):
+        raise WireError("what was sent is not a safetensors file; use RemoteVault") from None
+    tensors = {name.removeprefix("tensor."): each for name, each in found.items() if name.startswith("tensor.")}
+    inputs = {name: each for name, each in found.items() if name not in {f"tensor.{known}" for known in tensors}}
+    if not inputs or sorted(inputs) != sorted(f"input.{place}" for place in range(len(inputs))):
+        raise WireError("features are not input.0, input.1, …; send one or more")
+    for name, each in inputs.items():
+        if each.ndim == 0 or len(each) != num_rows:
+            raise WireError(f"{name} has shape {tuple(each.shape)} for {num_rows} rows; send one entry for each")
+        if each.is_complex() or (each.is_floating_point() and not bool(torch.isfinite(each).all())):
+            raise WireError(f"{name} has entries that are not finite numbers; send such")
+    return tensors, tuple(inputs[f"input.{place}"] for place in range(len(inputs)))
+
+
 # -- from plain values to what was asked for ---------------------------------------------------------------------------
 
 
@@ -353,7 +364,7 @@ def run(
     model.train(settings["training"])
     names = SETTINGS[BY_KEY[key].classes].keys() - _NETWORK.keys()
     given = {name: settings[name] for name in names}
-    given["every"] = max(1, steps_of(BY_KEY[key], settings, len(vault)) // 100)
+    given["every"] = max(1, steps_of(settings) // 100)
     if "schedule" in given:
         given["schedule"] = _schedule(given["schedule"])
         given["precision"] = None if given["precision"] is None else _PRECISIONS[given["precision"]]
