@@ -78,8 +78,8 @@ def log_key(where: str, given: Path | None) -> SigningKey:
               "teachers that may run here, beside the labels, at a time.")  # fmt: skip
 @click.option("--job-seconds", type=click.FloatRange(min=1), default=3600.0, show_default=True, help="That a job may "
               "take; its analyst may have the weights so far.")  # fmt: skip
-@click.option("--job-memory", type=click.FloatRange(min=0.5), default=8.0, show_default=True, help="GiB that the process "
-              "of a job may hold.")  # fmt: skip
+@click.option("--job-memory", type=click.FloatRange(min=0.5), default=8.0, show_default=True, help="GiB that the "
+              "process of a job may hold.")  # fmt: skip
 @click.option("--job-folder", type=click.Path(path_type=Path), help="Where jobs lie while they run.  [default: the "
               "store's name and .jobs]")  # fmt: skip
 def serve(

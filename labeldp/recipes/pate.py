@@ -130,9 +130,7 @@ def label(
     return TeacherLabels(queried[agreed], found[agreed], mechanism.noise_std, vault.certificate(delta))
 
 
-def winners(
-    mechanism: TeacherVotes, vault: LabelVault, folder: Path | None, queried: Rows | None = None
-) -> Responses:
+def winners(mechanism: TeacherVotes, vault: LabelVault, folder: Path | None, queried: Rows | None = None) -> Responses:
     """Return the class that teachers agree on for every query, −1 for none; drawn once in a folder.
 
     Args:

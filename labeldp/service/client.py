@@ -33,7 +33,7 @@ from labeldp.mechanisms.teachers import TeacherVotes
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.service import wire
 from labeldp.service.log import Line, Place, sentence
-from labeldp.service.served import texts
+from labeldp.service.source import texts
 from labeldp.service.wire import AccessError, BusyError, WireError
 
 Out = TypeVar("Out")
@@ -198,7 +198,7 @@ class RemoteAccount:
         return self._service
 
     @contextmanager
-    def asking(self, ask: _Ask) -> Iterator[None]:
+    def asking(self, ask: Any) -> Iterator[None]:
         """Let the charges of this block be paid for by sending this query."""
         self._pending.ask = ask
         try:
@@ -213,7 +213,7 @@ class RemoteAccount:
 
     def keep(self, plan: Sequence[Charged], num_rows: int, query_id: str | None) -> None:
         """Let the service charge a plan with the first query of it; or check that it did, for one drawn before."""
-        ask: _Ask | None = getattr(self._pending, "ask", None)
+        ask: Any = getattr(self._pending, "ask", None)
         if ask is not None:
             ask.send(query_id, None if query_id is None else plan)
         elif query_id is None or not self.holds(query_id):
@@ -255,9 +255,7 @@ class RemoteAccount:
             self._names[key] = str(self._connection.exchange(header, schema, parts)[0]["rows"])
         return self._names[key]
 
-    def send_job(
-        self, header: Mapping[str, Any], rows: npt.NDArray[Any], content: bytes
-    ) -> tuple[Connection, str]:
+    def send_job(self, header: Mapping[str, Any], rows: npt.NDArray[Any], content: bytes) -> tuple[Connection, str]:
         """Send a job with its tensors and features; return where to ask about it. It is paid for when this returns."""
         schema = wire.arrow_schema({"byte": ("uint8", None)})
         data = np.frombuffer(content, dtype=np.uint8)
@@ -270,7 +268,9 @@ class RemoteAccount:
             try:
                 with self._lock:
                     named = self._named(rows)
-                self._connection.exchange({"do": "job", "dataset": self._dataset, "rows": named, **header}, schema, batches)
+                self._connection.exchange(
+                    {"do": "job", "dataset": self._dataset, "rows": named, **header}, schema, batches
+                )
                 return self._connection, self._dataset
             except StaleRowsError:
                 with self._lock:

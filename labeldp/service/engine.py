@@ -393,17 +393,19 @@ class Engine:
     @contextmanager
     def writing(self, dataset: str) -> Generator[Books]:
         """Charge, keep and log other things than queries in one transaction; on the disk when the block ends."""
+        places: list[log.Place] = []
         with self.database.writing() as connection:
-            books = Books(
-                connection, Batch(self.database, connection, dataset, self._states.get(dataset)),
-                lambda **entry: logbook.append(self.database, connection, [entry], self.key)[0],
-            )  # fmt: skip
-            yield books
-            books.batch.write()
-        self._states[dataset] = books.batch.state
-        if self._witness is not None:
-            with self.database.reading() as connection:
-                self._witness.note(logbook.last(connection))
+            batch = Batch(self.database, connection, dataset, self._states.get(dataset))
+
+            def write(**entry: Any) -> log.Place:
+                places.extend(logbook.append(self.database, connection, [entry], self.key))
+                return places[-1]
+
+            yield Books(connection, batch, write)
+            batch.write()
+        self._states[dataset] = batch.state
+        if self._witness is not None and places:
+            self._witness.note(places[-1])
 
     # -- what was spent --------------------------------------------------------------------------------------------
 

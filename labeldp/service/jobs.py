@@ -106,7 +106,9 @@ class Jobs:
 
     # -- what analysts ask ---------------------------------------------------------------------------------------------
 
-    def send(self, person: Person, budget: Budget, given: Mapping[str, Any], parts: Iterator[memoryview]) -> dict[str, Any]:
+    def send(
+        self, person: Person, budget: Budget, given: Mapping[str, Any], parts: Iterator[memoryview]
+    ) -> dict[str, Any]:
         """Take a job: it is paid for and runs when this returns; or it is the one that was sent under this id before.
 
         Args:
@@ -117,7 +119,9 @@ class Jobs:
         """
         served = self._engine.served[given["dataset"]]
         if served.source is None or self.limits.at_once == 0 or served.bounds is not None:
-            raise WireError("no jobs are taken on this data set; ask its owner, who may allow them: labeldp serve --jobs")
+            raise WireError(
+                "no jobs are taken on this data set; ask its owner, who may allow them: labeldp serve --jobs"
+            )
         chosen = self._engine.choice(given["dataset"], given["rows"])
         tasks.checked(given["recipe"], given["settings"], chosen.count, self.limits)
         for event, times in given["charge"]:
@@ -149,7 +153,9 @@ class Jobs:
                 job = _Running(person.name, made, budget, given["charge"], paid=False)
                 with self._lock:
                     if len(self._running) >= self.limits.at_once or self._closing:
-                        raise BusyError("as many jobs run here as are allowed at once; send it later, nothing was charged")
+                        raise BusyError(
+                            "as many jobs run here as are allowed at once; send it later, nothing was charged"
+                        )
                     self._running[person.name, given["request"]] = job
                 self._start(job)
                 job.settled.result()
@@ -197,7 +203,11 @@ class Jobs:
             kept = connection.execute(sa.select(REQUESTS).where(*here)).mappings().one_or_none()
         if kept is None:
             raise StoreError(f"the job has released nothing: {line['why']}; what it was charged stays charged")
-        served, facts, place = self._engine.served[dataset], json.loads(line["facts"]), log.Place(kept["entry"], kept["hash"])
+        served, facts, place = (
+            self._engine.served[dataset],
+            json.loads(line["facts"]),
+            log.Place(kept["entry"], kept["hash"]),
+        )
         plan = [Charge(_event(event), times, None) for event, times in facts["charge"]]
         claim = certify(
             Ledger(facts["rows"]).charge_plan(plan).groups(), delta, noise=served.vault.certificate().noise,
@@ -249,7 +259,8 @@ class Jobs:
         count = len(engine.served[line["dataset"]].vault) if rows is None else len(rows)
         with engine.writing(line["dataset"]) as books:
             numbers = books.batch.charge(
-                charges, who=f"analyst {job.person}", query_id=line["plan"], note=f"job {line['recipe']}", own=job.budget
+                charges, who=f"analyst {job.person}", query_id=line["plan"], own=job.budget,
+                note=f"served job {line['recipe']}",
             )  # fmt: skip
             books.batch.count_draws(line["plan"])
             place = books.log(
@@ -312,7 +323,11 @@ class Jobs:
                     break
             if not job.paid:
                 # No one but its analyst has heard of it, and nothing was charged.
-                why = "its process was ended before it was paid for" if said is None else said.get("failed", "it was stopped")
+                why = (
+                    "its process was ended before it was paid for"
+                    if said is None
+                    else said.get("failed", "it was stopped")
+                )
                 raise job.refusal or WireError(f"the job was refused: {why}. Nothing was charged")
             if said is None and self._closing:
                 return

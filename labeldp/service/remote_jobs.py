@@ -66,7 +66,8 @@ class JobAsk:
         """Wait until it has ended, and take what it has released."""
         if self._where is None:
             self.send(None, None)
-        connection, dataset = self._where
+        where: Any = self._where
+        connection, dataset = where
         pause, told = _PAUSE, None
         while (found := connection.act("job", dataset=dataset, request=self._request))["state"] == "running":
             if self._report is not None and found["progress"] and found["progress"] != told:

@@ -21,7 +21,7 @@ import pyarrow.compute
 from labeldp.core.ledger import ONE_LABEL
 from labeldp.core.vault import LabelVault
 from labeldp.mechanisms.values import ValueVault
-from labeldp.service.source import Source, texts
+from labeldp.service.source import Source
 from labeldp.service.wire import WireError
 
 # Its functions are made at run time, so type checkers know none of them.

@@ -354,7 +354,7 @@ def run(
 
     What it pays for is kept in the folder: a process that is killed goes on there, and draws nothing twice.
     """
-    columns: Any = inputs if len(inputs) > 1 else inputs[0]
+    columns: Any = inputs if len(inputs) != 1 else inputs[0]
     if "network" not in settings:
         winners = _votes(settings, tensors, inputs, vault, folder)
         return {"winners": torch.from_numpy(np.array(winners))}
@@ -372,7 +372,9 @@ def run(
     return weights_of(function(model, columns, vault, folder=folder, report=report, **given))
 
 
-def _votes(settings: Settings, tensors: Tensors, inputs: Sequence[Tensor], vault: LabelVault, folder: Path | None) -> Any:
+def _votes(
+    settings: Settings, tensors: Tensors, inputs: Sequence[Tensor], vault: LabelVault, folder: Path | None
+) -> Any:
     if set(tensors) != {"queries"} or len(inputs) != 1:
         raise WireError("teachers vote on one tensor of queries, by one column of features; send these")
     classes = settings["num_classes"]
@@ -381,7 +383,9 @@ def _votes(settings: Settings, tensors: Tensors, inputs: Sequence[Tensor], vault
     names = ("teachers", "queries", "responses", "noise_std", "threshold", "threshold_std", "seed", "at_once")
     mechanism = _made(TeacherVotes, teach, classes, **{name: settings[name] for name in names})
     if len(tensors["queries"]) != mechanism.queries:
-        raise WireError(f"{len(tensors['queries'])} queries were sent and {mechanism.queries} are stated; make it equal")
+        raise WireError(
+            f"{len(tensors['queries'])} queries were sent and {mechanism.queries} are stated; make it equal"
+        )
     return pate.winners(mechanism, vault, folder)
 
 

@@ -20,12 +20,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import safetensors.torch
-import torch
 
 from labeldp.budgets.counter import CounterError
 from labeldp.budgets.keys import StoreError
@@ -174,7 +174,7 @@ def _run(line: Line, told: dict[str, Any], charges: Charges) -> None:
     settings = tasks.checked(job["recipe"], job["settings"], len(vault), limits)
     tensors, inputs = tasks.received(folder / "sent.safetensors", len(vault))
     steps = tasks.steps_of(settings)
-    work = (job["recipe"], settings, tensors, inputs)
+    work = partial(tasks.run, job["recipe"], settings, tensors, inputs)
     if told["trial"] and "network" in settings:
         _try(work, vault, limits, folder / "trial", steps)
 
@@ -185,7 +185,7 @@ def _run(line: Line, told: dict[str, Any], charges: Charges) -> None:
         line.say(progress={name: value for name, value in vars(progress).items() if value is not None})
 
     line.say(progress={"phase": "training", "detail": f"step 0 of {steps}", "seconds": 0.0, "share": 0.0})
-    found = tasks.run(*work, vault, limits, folder / "run", report)
+    found = work(vault, limits, folder / "run", report)
     draft = folder / "result.new"
     draft.write_bytes(safetensors.torch.save(found))
     os.replace(draft, folder / "result.safetensors")
@@ -196,13 +196,13 @@ def _run(line: Line, told: dict[str, Any], charges: Charges) -> None:
     )  # fmt: skip
 
 
-def _try(work: tuple[Any, ...], vault: LabelVault, limits: Limits, folder: Path, steps: int) -> None:
+def _try(work: partial[Any], vault: LabelVault, limits: Limits, folder: Path, steps: int) -> None:
     """Take a few steps on made-up labels; WireError where all of them would take too long. Costs no privacy."""
     trial, made_up = _Trial(), np.random.default_rng(0).integers(0, vault.num_classes, len(vault))
     labels = LabelVault(made_up, vault.num_classes, store=trial)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(EndDescent):
-        tasks.run(*work, labels, limits, folder)
+        work(labels, limits, folder)
     shutil.rmtree(folder, ignore_errors=True)
     if len(trial.times) > _TRIED:
         each = (trial.times[-1] - trial.times[1]) / (_TRIED - 1)

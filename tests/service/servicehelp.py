@@ -16,8 +16,9 @@ from labeldp.service.access import Access
 from labeldp.service.client import Connection, RemoteVault
 from labeldp.service.engine import Engine
 from labeldp.service.logbook import Witness
-from labeldp.service.served import Served, texts
+from labeldp.service.served import Served
 from labeldp.service.server import Server
+from labeldp.service.source import texts
 from labeldp.service.tables import open_service
 
 NAME = "visits"

@@ -1,11 +1,10 @@
-"""Recipes with gradients and teachers run inside the service: the same model as in process, paid for once, whatever dies."""
+"""Recipes with gradients and teachers run inside the service: the model of in process, paid once, whatever dies."""
 
 import contextlib
 import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +17,8 @@ pytest.importorskip("sqlalchemy", reason="a service keeps its books in a databas
 from torch import nn  # noqa: E402
 
 from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
-from labeldp.recipes import labeldp_pro, pate  # noqa: E402
 from labeldp.learning.teachers import ridge_teachers  # noqa: E402
+from labeldp.recipes import labeldp_pro, pate  # noqa: E402
 from labeldp.service import logbook, networks, tasks  # noqa: E402
 from labeldp.service.audit import problems_of_store  # noqa: E402
 from labeldp.service.client import ServiceError  # noqa: E402
@@ -27,7 +26,7 @@ from labeldp.service.jobs import Jobs  # noqa: E402
 from labeldp.service.limits import Limits  # noqa: E402
 from labeldp.service.source import Source  # noqa: E402
 from labeldp.service.wire import WireError  # noqa: E402
-from tests.service.servicehelp import NAME, PLENTY, names, service  # noqa: E402
+from tests.service.servicehelp import PLENTY, names, service  # noqa: E402
 
 ROWS, CLASSES, DELTA = 240, 3, 1e-5
 FEATURES = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(1))
@@ -39,7 +38,7 @@ def running(tmp_path, seed=11, limits=None, **more):
     """A service that takes jobs on a table of its own."""
     pq.write_table(pa.table({"id": names(ROWS), "y": [f"c{each}" for each in VALUES]}), tmp_path / "t.parquet")
     source = Source(str(tmp_path / "t.parquet"), "y", "id", tuple(f"c{c}" for c in range(CLASSES)), seed=seed)
-    made = []
+    made, more = [], {"grant": Budget(100.0, DELTA), **more}
 
     def jobs(engine):
         made.append(Jobs(engine, tmp_path / "jobs", limits or Limits(memory=16 << 30)))
@@ -64,9 +63,10 @@ def kinds(found):
     return [json.loads(line.entry)["kind"] for line in logbook.read(found.database)]
 
 
+PROJECTED = {"denoiser": labeldp_pro.alt_conv(8), "bound": labeldp_pro.NormBound(0.3)}
 CASES = {
-    "dp_sgd": lambda vault, **more: train(vault, **more),
-    "labeldp_pro": lambda vault, **more: train(vault, denoiser=labeldp_pro.alt_conv(8), bound=labeldp_pro.NormBound(0.3), **more),
+    "dp_sgd": train,
+    "labeldp_pro": lambda vault, **more: train(vault, **PROJECTED, **more),
     "lp_normal_sgd": lambda vault, **more: labeldp_pro.lp_normal_sgd(
         nn.Linear(4, CLASSES), FEATURES, vault, epsilon=1.0, delta=DELTA, diameter=10.0, batch_size=40, **more),
 }  # fmt: skip
@@ -94,7 +94,7 @@ def test_a_descent_gives_the_same_model_as_in_process(name, tmp_path):
         torch.manual_seed(3)
         again = CASES[name](found.remote(), folder=tmp_path / "run")
         assert found.remote().spent() == spent == pytest.approx(stated.epsilon, rel=1e-6)
-        assert torch.equal(again.state_dict()[next(iter(again.state_dict()))], there.state_dict()[next(iter(there.state_dict()))])
+        assert all(map(torch.equal, again.state_dict().values(), there.state_dict().values()))
         assert kinds(found) == ["job", "release"]
         assert problems_of_store(found.database, logbook.read(found.database)) == ()
         assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["home"]
@@ -105,7 +105,13 @@ def test_teachers_vote_beside_the_labels(tmp_path):
     few = pate.Ballot(teachers=20, queries=12, responses=6)
     with running(tmp_path) as found:
         ask = lambda vault, **more: pate.label(  # noqa: E731
-            lambda rows: ridge_teachers(FEATURES, FEATURES[rows], CLASSES), vault, epsilon=4.0, delta=DELTA, ballot=few, **more)
+            lambda rows: ridge_teachers(FEATURES, FEATURES[rows], CLASSES),
+            vault,
+            epsilon=4.0,
+            delta=DELTA,
+            ballot=few,
+            **more,
+        )
         here, remote = ask(found.source.seal()), found.remote()
         there = ask(remote, folder=tmp_path / "run")
         np.testing.assert_array_equal(here.rows, there.rows)
@@ -210,7 +216,12 @@ def test_no_code_is_taken():
 
     with pytest.raises(ValueError, match="takes no code"):
         networks.describe(nn.Sequential(nn.Linear(2, 2), Own()))
-    for odd in ({"layer": "lambda"}, {"zoo": "os.system", "arguments": {}}, [[[[[[[[[[]]]]]]]]]], {"layer": "linear", "inputs": -1}):
+    for odd in (
+        {"layer": "lambda"},
+        {"zoo": "os.system", "arguments": {}},
+        [[[[[[[[[[]]]]]]]]]],
+        {"layer": "linear", "inputs": -1},
+    ):
         with pytest.raises(WireError):
             networks.checked_network("network", odd)
     with pytest.raises(WireError, match="not declared"):
