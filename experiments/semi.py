@@ -167,7 +167,7 @@ def studied_head_and_answers(job: Training) -> nn.Module:
 
     ask: dict[str, Any] = {
         "shares": tuple(settings.get("shares", [1.0])), "begin": "start" in settings,
-        "refine": crossfit_of(job, begun, judges) if "crossfit" in settings else None,
+        "judge": crossfit_of(job, begun, judges) if "crossfit" in settings else None,
         "believe": _mirrored if settings.get("mirrored", False) else predict,
     }  # fmt: skip
     if job.kept is None:
@@ -203,19 +203,19 @@ def crossfit_of(job: Training, begun: list[nn.Module], judges: list[nn.Module]) 
     _check_own("crossfit", own, _PLAIN_MAY_HAVE | {"rounds", "folds"})
     likely, plain = job.notes.setdefault("crossfit", {}), _plainly(job, {**settings, **own})
 
-    def refine(model: nn.Module, inputs: Any, known: lp_mst.Known, **more: Any) -> Tensor:
+    def judge(model: nn.Module, inputs: Any, known: lp_mst.Known, **more: Any) -> Tensor:
         def fit(*given: Any, **others: Any) -> nn.Module:
             judges.append(plain(*given, **others))
             del judges[: -own["folds"]]
             return judges[-1]
 
         return crossfit(
-            begun[0], inputs, known.scores, known.evidence, fit=fit, folds=own["folds"], rounds=own["rounds"],
+            begun[0], inputs, known.scores, known.evidence, fit=fit, folds=own["folds"], times=own["rounds"],
             believe=_mirrored if settings.get("mirrored", False) else predict, seed=job.seed,
             report=lambda number, value: likely.update({str(number): round(value, 6)}), **more,
         )  # fmt: skip
 
-    return refine
+    return judge
 
 
 def consensus_of(job: Training) -> Any:

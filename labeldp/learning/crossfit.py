@@ -44,7 +44,7 @@ def crossfit(
     *,
     fit: Callable[..., nn.Module],
     folds: int = 2,
-    rounds: int = 1,
+    times: int = 1,
     believe: Callable[[nn.Module, Inputs], Tensor] = predict,
     seed: int = 0,
     checkpoint: Path | None = None,
@@ -59,7 +59,7 @@ def crossfit(
         evidence: log P(response | c), (n, K), zero for rows without a response (`learning.evidence.evidence`).
         fit: how a network is trained, such as `learning.train.fit` with its settings bound.
         folds: parts of the rows; a network learns from all but one.
-        rounds: how often. Where the responses are less likely under a new prior than under the one before it, that
+        times: how often. Where the responses are less likely under a new prior than under the one before it, that
             one is returned.
         believe: the scores of a network, such as a mean over mirrors.
         seed: of the folds.
@@ -74,12 +74,12 @@ def crossfit(
     >>> responses = torch.where(drawn, truth, 1 - truth)
     >>> evidence = nn.functional.one_hot(responses) * torch.tensor(3.0).log()  # right three times out of four
     >>> wrong = torch.stack((x[:, 0] * 0 + 1, 4 * x[:, 0]), dim=1)  # says 1 from x = 1/4 on
-    >>> found = crossfit(nn.Linear(1, 2), x, wrong, evidence, fit=partial(fit, epochs=20, batch_size=50), rounds=3)
+    >>> found = crossfit(nn.Linear(1, 2), x, wrong, evidence, fit=partial(fit, epochs=20, batch_size=50), times=3)
     >>> before, after = ((part.argmax(dim=1) == truth).float().mean() for part in (wrong, found))
     >>> bool(after > before)
     True
     """
-    checked_count("rounds", rounds)
+    checked_count("times", times)
     if not 2 <= checked_count("folds", folds) <= len(scores):
         raise ValueError(f"folds={folds} of {len(scores)} rows; give at least 2, and no more than there are rows")
     if evidence.shape != scores.shape:
@@ -91,7 +91,7 @@ def crossfit(
     first, likely = scores, _likelihood(scores, evidence)
     if report is not None:
         report(0, likely)
-    for number in range(1, rounds + 1):
+    for number in range(1, times + 1):
         targets, after = posterior(evidence, log_softmax(scores, dim=1)), torch.empty_like(scores)
         for fold, part in enumerate(parts):
             others = torch.cat([other for other in parts if other is not part])

@@ -13,7 +13,7 @@ whose LP-MST is the second step; here its first stage has a prior, too).
 With `distil` the model learns from the head before any row responds, by any method that needs no more labels, and its
 probabilities are the prior: a network that has seen all images is right more often than a head, and the posterior is
 still honest, for the prior knows nothing of the responses. (A model that learns from posteriors under its own beliefs
-remembers rows in time, and counts their responses again: see experiments/posteriors.py.) With `refine` models learn
+remembers rows in time, and counts their responses again: see experiments/posteriors.py.) With `judge` models learn
 from responses before the posterior is taken, each from other rows than it judges (`learning.crossfit`).
 
 Every row is in the moment and responds once: adaptive composition of a Gaussian query and a pure one. ε₁ is the largest
@@ -62,7 +62,7 @@ Distil = Callable[[nn.Module, Inputs, OneShot], nn.Module]
 # The model and its inputs ↦ its scores of all rows, (n, K).
 Believe = Callable[[nn.Module, Inputs], Tensor]
 # The model, its inputs and what is known ↦ honest scores of all rows, (n, K): none has seen its own row's response.
-Refine = Callable[..., Tensor]
+Judge = Callable[..., Tensor]
 # Prior (n, K) and ε ↦ which classes a row may respond with, booleans (n, K), at least one in each row.
 Sets = Callable[[npt.NDArray[np.float64], float], BoolArray]
 
@@ -160,7 +160,7 @@ def train(
     tune: Tune = tune,
     begin: bool = False,
     distil: Distil | None = None,
-    refine: Refine | None = None,
+    judge: Judge | None = None,
     believe: Believe = predict,
     seed: int = 0,
     folder: Path | None = None,
@@ -188,7 +188,7 @@ def train(
             or `distil.train_after`. Its probabilities, no more confident on average than the head's, are then the
             prior; how confident it may be is settled by the responses (`learning.heads.scale_by_responses`). Learn
             from them by `lp_mst.posterior_of_model` alone. To go on after a kill it needs the folder, too.
-        refine: makes the prior of the last stage better by responses of other rows, such as
+        judge: makes the prior of the last stage better by responses of other rows, such as
             `learning.crossfit.crossfit` with its settings bound. Learn from it by `lp_mst.posterior_of_model` alone.
         believe: the scores of a model, which are the next prior, such as their mean over an image and its mirror
             (`features.encoders.OverCrops`).
@@ -242,8 +242,8 @@ def train(
             if distil is not None and turn == 0:
                 known = responses.honest(rows, scores)
             settings = checkpoint_of(folder, responses.digested(), np.array([number, turn]))
-            if refine is not None and number == len(stages) and turn == 0:
-                known = Known(known.responses, known.evidence, refine(model, inputs, known, **settings))
+            if judge is not None and number == len(stages) and turn == 0:
+                known = Known(known.responses, known.evidence, judge(model, inputs, known, **settings))
             model = fit(model, inputs, learner(known), **settings)
             scores = believe(model, inputs)
     return OneShotPrior(model, shot, tuple(responses.released), split)

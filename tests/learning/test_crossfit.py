@@ -41,7 +41,7 @@ def right(scores, truth):
 def test_systematic_errors_of_a_prior_are_corrected():
     x, truth, _, evidence, prior = problem()
     told = {}
-    found = crossfit(nn.Linear(2, K), x, prior, evidence, fit=FIT, rounds=3, report=told.__setitem__)
+    found = crossfit(nn.Linear(2, K), x, prior, evidence, fit=FIT, times=3, report=told.__setitem__)
     assert right(found, truth) > right(prior, truth) + 0.1
     assert told[1] > told[0]
     # Of the posterior, too, which is what is learnt from.
@@ -89,7 +89,7 @@ def test_what_is_learnt_by_heart_does_not_come_back():
     """The planted bug is a network that remembers responses: judged by others, its memory is worth nothing."""
     x, _, responses, evidence, _ = problem(right=0.4)
     even = torch.zeros(N, K)
-    found = crossfit(nn.Linear(2, K), x, even, evidence, fit=by_heart, rounds=2)
+    found = crossfit(nn.Linear(2, K), x, even, evidence, fit=by_heart, times=2)
     assert torch.equal(found, even), "no better than a guess, so the prior stays"
     own = by_heart(None, x, lambda z, rows: -(posterior(evidence)[rows] * log_softmax(z, dim=1)).sum(dim=1),
                    rows=torch.arange(N))(x)  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert torch.equal(whole, again)
 
 
-@pytest.mark.parametrize(("change", "match"), [({"folds": 1}, "folds=1"), ({"rounds": 0}, "rounds")])
+@pytest.mark.parametrize(("change", "match"), [({"folds": 1}, "folds=1"), ({"times": 0}, "times")])
 def test_bad_settings_are_refused(change, match):
     x, _, _, evidence, prior = problem()
     with pytest.raises(ValueError, match=match):

@@ -189,7 +189,7 @@ def test_a_better_prior_of_the_last_stage_is_what_is_learnt_from():
         seen.extend([known] * (len(known.responses) > 3))
         return lp_mst.posterior_of_model(known)
 
-    run(vault(seed=2), learn=[spy], shares=(0.6, 0.4), refine=better)
+    run(vault(seed=2), learn=[spy], shares=(0.6, 0.4), judge=better)
     assert len(given) == 1
     assert torch.equal(seen[-1].scores, given[0].scores + 1.0)
     assert int((given[0].evidence != 0).any(dim=1).sum()) == N
