@@ -45,8 +45,9 @@ def serve(folder: Path, sizes: dict[str, int], store: str) -> None:
     from labeldp.results.signing import SigningKey
     from labeldp.service.access import Access, RateLimit
     from labeldp.service.engine import Engine
-    from labeldp.service.served import Served, texts
+    from labeldp.service.served import Served
     from labeldp.service.server import Server
+    from labeldp.service.source import texts
     from labeldp.service.tables import open_service
 
     vaults = {name: LabelVault(np.roll(labels(rows), number), CLASSES) for number, (name, rows) in

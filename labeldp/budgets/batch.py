@@ -19,6 +19,7 @@ from typing import Any
 from labeldp.budgets.ids import Charge, Plan, extended
 from labeldp.budgets.keys import StoreError
 from labeldp.budgets.tables import (
+    BEGUN,
     CHARGES,
     DATASETS,
     Database,
@@ -30,6 +31,7 @@ from labeldp.budgets.tables import (
     read_dataset,
     recorded_charge,
     sa,
+    sealed_line,
     tampered,
 )
 from labeldp.core.events import PureDP
@@ -193,6 +195,11 @@ class Batch:
             head = line["seal"]
         self.state = replace(after, count=numbers[-1], head=head)
         return numbers
+
+    def count_draws(self, query_id: str) -> None:
+        """Let the draws of prepaid queries that are charged under this id be counted, by `BudgetStore.begin`."""
+        line = sealed_line(self._database.key, dataset=self._id, receipt=query_id, batches="{}")
+        self._connection.execute(sa.insert(BEGUN).values(**line))
 
     def write(self) -> None:
         """Write all charges of the batch; they are on the disk when the transaction has been committed."""

@@ -74,6 +74,14 @@ def log_key(where: str, given: Path | None) -> SigningKey:
 @with_log_key
 @with_store
 @click.option("--quiet", is_flag=True, help="No line of JSON for every call.")
+@click.option("--jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Recipes with gradients or "
+              "teachers that may run here, beside the labels, at a time.")  # fmt: skip
+@click.option("--job-seconds", type=click.FloatRange(min=1), default=3600.0, show_default=True, help="That a job may "
+              "take; its analyst may have the weights so far.")  # fmt: skip
+@click.option("--job-memory", type=click.FloatRange(min=0.5), default=8.0, show_default=True, help="GiB that the "
+              "process of a job may hold.")  # fmt: skip
+@click.option("--job-folder", type=click.Path(path_type=Path), help="Where jobs lie while they run.  [default: the "
+              "store's name and .jobs]")  # fmt: skip
 def serve(
     table: Path,
     id_column: str,
@@ -95,6 +103,10 @@ def serve(
     where: str,
     key: Path | None,
     quiet: bool,
+    jobs: int,
+    job_seconds: float,
+    job_memory: float,
+    job_folder: Path | None,
 ) -> None:
     """Serve the labels of TABLE: a process that owns labels and budget, and answers mechanisms only.
 
@@ -111,6 +123,7 @@ def serve(
     from labeldp.core.ledger import Budget
     from labeldp.service.served import Served
     from labeldp.service.server import check_address
+    from labeldp.service.source import Source
 
     if bool(classes) == bool(bounds):
         raise OptionError("declare --classes, or --range where the label is a number; they are not read off the data")
@@ -119,17 +132,17 @@ def serve(
     tls = _tls(tls_cert, tls_key)
     check_address(listen, tls is not None)
     called = name or table.name.partition(".")[0]
-    served = Served.of_table(
-        called, table, label, id_column, classes or (), bounds=bounds or None, delimiter=delimiter_of(delimiter)
-    )
+    source = Source(str(table), label, id_column, tuple(classes or ()), bounds or None, delimiter_of(delimiter))
+    served = Served.of_source(called, source)
     if epsilon is not None:
         store = store_class().open(where, key=key)
         known = next((each.budget.delta for each in store.datasets() if each.name == called), None)
         settled = delta if delta is not None else usual_delta(len(served.vault)) if known is None else known
         store.create(called, served.vault, Budget(epsilon, settled))
     server = _made(
-        served, where, key, listen, tls, log_key(where, log_key_file), witness, accept_rollback, per_second, quiet
-    )
+        served, where, key, listen, tls, log_key(where, log_key_file), witness, accept_rollback, per_second, quiet,
+        _limits(jobs, job_seconds, job_memory), _job_folder(where, job_folder),
+    )  # fmt: skip
     pages = _pages(server, metrics)
     click.echo(
         f"serving {called!r}, {len(served.vault):,} labels, at {listen}; log signed by {server.engine.key.public}"
@@ -152,6 +165,8 @@ def _made(
     accept_rollback: str | None,
     per_second: float,
     quiet: bool,
+    limits: Any,
+    job_folder: Path | None,
 ) -> Server:
     """Return the server, after the store was found to be as it was left."""
     from labeldp.service import logbook
@@ -174,9 +189,27 @@ def _made(
     if seen is not None:
         seen.note(place)
     limit = RateLimit(per_second, max(10, int(2 * per_second)))
+    jobs = None
+    if limits is not None and job_folder is not None:
+        from labeldp.service.jobs import Jobs
+
+        jobs = Jobs(engine, job_folder, limits)
     return Server(
-        engine, Access(database), listen, tls=tls, limit=limit, metrics=Metrics() if quiet else to_stderr()
+        engine, Access(database), listen, tls=tls, limit=limit, metrics=Metrics() if quiet else to_stderr(), jobs=jobs
     )  # fmt: skip
+
+
+def _limits(at_once: int, seconds: float, memory: float) -> Any:
+    """Return what jobs may ask for; None where none are taken."""
+    from labeldp.service.limits import Limits
+
+    return None if at_once == 0 else Limits(at_once, seconds=seconds, memory=int(memory * 2**30))
+
+
+def _job_folder(where: str, given: Path | None) -> Path | None:
+    if given is not None or "://" in where:
+        return given or Path("labeldp-jobs")
+    return Path(f"{Path(where).expanduser()}.jobs")
 
 
 def _witness(where: str, given: Path | None) -> Any:

@@ -54,7 +54,8 @@ def descend(
     (eval mode) stays frozen.
 
     Args:
-        gradient: step number → gradient at the model's present weights, (P,), or None for a lost one.
+        gradient: step number → gradient at the model's present weights, (P,), or None for a lost one. It may raise
+            `EndDescent`.
         optimizer, schedule: the optimiser's own rate is the peak (plain SGD at 0.1 when None); the schedule
             multiplies it.
         average: decay of an exponential moving average of the weights, which is then returned; 0 is off, and
@@ -73,20 +74,24 @@ def descend(
         raise ValueError(f"steps={steps} is not a number of steps; give at least 0")
     optimizer = optimizer or sgd(0.1, momentum=0.0, weight_decay=0.0)
     run = _Run(model, optimizer, schedule or constant(), steps, average, radius)
-    start = run.restore(kept)
+    start = done = run.restore(kept)
     for step in range(start, steps):
         # Not at the first: that is where the checkpoint is, and a new one would drop the gradients kept since.
         if kept is not None and step > start and step % _STEPS_BETWEEN_CHECKPOINTS == 0:
             kept.save(step, run.state())
-        found = gradient(step)
+        try:
+            found = gradient(step)
+        except EndDescent:
+            break
         if found is not None:
             run.step(found, step)
+        done = step + 1
         if report is not None and every and (step + 1) % every == 0 and step + 1 < steps:
             report(step + 1)
     if kept is not None:
-        kept.save(steps, run.state())
+        kept.save(done, run.state())
     if report is not None:
-        report(steps)
+        report(done)
     return run.finish()
 
 
@@ -106,6 +111,10 @@ def usual_decay(steps: int, schedule: Schedule | None = None) -> float:
     part = 4.0 / max(steps, 1)
     settled = schedule is not None and schedule(1 - 1 / max(steps, 1)) <= part
     return 0.0 if settled else max(0.0, 1.0 - part)
+
+
+class EndDescent(Exception):  # noqa: N818 - nothing is wrong
+    """Raised by a gradient function to end a descent early; the weights so far are what it returns."""
 
 
 class _Run:

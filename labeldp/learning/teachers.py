@@ -11,6 +11,8 @@ mean over rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +29,31 @@ _Heads = Callable[[Tensor, Tensor], Tensor]
 _CPU_CELLS, _GPU_CELLS = 1 << 22, 1 << 28
 
 
-def ridge_teachers(features: Tensor, queries: Tensor, num_classes: int, *, ridge: float = 1e-3) -> Teach:
+@dataclass(frozen=True, eq=False)
+class LinearTeachers:
+    """Teach many linear heads at once, and know what they are made of: plain values, by which to make them elsewhere.
+
+    Args:
+        kind: by which function of this file it was made.
+        features, queries: public, as they were given.
+        num_classes: K.
+        ridge: ρ.
+        teach: (teacher numbers (t,), rows (t, m), labels (t, m)) → votes (t, queries).
+    """
+
+    kind: Literal["ridge", "one_shot"]
+    features: Tensor = field(repr=False)
+    queries: Tensor = field(repr=False)
+    num_classes: int
+    ridge: float
+    teach: Teach = field(repr=False)
+
+    def __call__(self, numbers: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return the votes of these teachers."""
+        return self.teach(numbers, rows, labels)
+
+
+def ridge_teachers(features: Tensor, queries: Tensor, num_classes: int, *, ridge: float = 1e-3) -> LinearTeachers:
     """Fit least squares on each teacher's own rows: W_t = argmin mean_{i∈t} |onehot(y_i) − 1/K − Wφ_i|² + ρ|W|².
 
     All teachers are one batched Cholesky solve, of size m (rows of a teacher) or d (features), whichever is less.
@@ -56,10 +82,10 @@ def ridge_teachers(features: Tensor, queries: Tensor, num_classes: int, *, ridge
         return torch.cholesky_solve(targets / count, torch.linalg.cholesky(kernel)).mT @ own
 
     known, points = _standard(features, queries, num_classes, ridge)
-    return _linear(known, points, num_classes, heads)
+    return LinearTeachers("ridge", features, queries, num_classes, ridge, _linear(known, points, num_classes, heads))
 
 
-def one_shot_teachers(features: Tensor, queries: Tensor, num_classes: int, *, ridge: float = 1e-3) -> Teach:
+def one_shot_teachers(features: Tensor, queries: Tensor, num_classes: int, *, ridge: float = 1e-3) -> LinearTeachers:
     """Take the one-shot head on each teacher's own labels: W_t = mean_{i∈t} (onehot(y_i) − 1/K) φ_iᵀ (Σ + ρ)^{-1}.
 
     Σ is the second moment of the features of *all* rows. It is public, so it is solved once for all teachers, and a
@@ -70,7 +96,8 @@ def one_shot_teachers(features: Tensor, queries: Tensor, num_classes: int, *, ri
     known, points = _standard(features, queries, num_classes, ridge)
     moment = known.mT @ known / len(known) + ridge * _eye(known.shape[1], known)
     whitened = torch.cholesky_solve(points.mT, torch.linalg.cholesky(moment)).mT
-    return _linear(known, whitened, num_classes, lambda own, targets: targets.mT @ own / own.shape[1])
+    teach = _linear(known, whitened, num_classes, lambda own, targets: targets.mT @ own / own.shape[1])
+    return LinearTeachers("one_shot", features, queries, num_classes, ridge, teach)
 
 
 def _linear(features: Tensor, queries: Tensor, num_classes: int, heads: _Heads) -> Teach:

@@ -13,14 +13,36 @@ bring millions of them, its values share a limited number of rows (feature hashi
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
+
+Given = ParamSpec("Given")
+
+
+def named(make: Callable[Given, nn.Module]) -> Callable[Given, nn.Module]:
+    """Let the networks of a function know, in `model.zoo`, by which name and arguments they were made.
+
+    So they can be made again elsewhere from plain values (`labeldp.service.networks`).
+    """
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*args: Given.args, **kwargs: Given.kwargs) -> nn.Module:
+        model, bound = make(*args, **kwargs), signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        vars(model)["zoo"] = {"zoo": make.__name__, "arguments": dict(bound.arguments), "group_norm": None}
+        return model
+
+    return made
+
 
 # -- what the networks share ---------------------------------------------------------------------------------
 
@@ -126,6 +148,7 @@ def _residual_body(channels: int, stem: int, widths: tuple[int, ...], blocks: in
     return nn.Sequential(*layers, nn.BatchNorm2d(before), nn.ReLU(), _GlobalMean())
 
 
+@named
 def resnet18_v2(num_classes: int, channels: int = 3, width: int = 64) -> nn.Module:
     """Pre-activation ResNet-18 for 32×32 images (He et al. 2016, "Identity mappings in deep residual networks").
 
@@ -137,6 +160,7 @@ def resnet18_v2(num_classes: int, channels: int = 3, width: int = 64) -> nn.Modu
     return with_head(_residual_body(channels, width, widths, blocks=2, dropout=0.0), widths[-1], num_classes)
 
 
+@named
 def wide_resnet(
     num_classes: int, depth: int = 28, widen: int = 4, channels: int = 3, dropout: float = 0.0
 ) -> nn.Module:
@@ -154,6 +178,7 @@ def wide_resnet(
     return with_head(body, widths[-1], num_classes)
 
 
+@named
 def vgg16(num_classes: int, channels: int = 3) -> nn.Module:
     """VGG-16 with batch norm for 32×32 images (Simonyan and Zisserman 2015; batch norm of Ioffe and Szegedy 2015).
 
@@ -187,6 +212,7 @@ class _InceptionBlock(nn.Module):
 _INCEPTION = ((32, 32), (32, 48), 160, (112, 48), (96, 64), (80, 80), (48, 96), 240, (176, 160), (176, 160))
 
 
+@named
 def small_inception(num_classes: int, channels: int = 1) -> nn.Module:
     """The simplified Inception of Ghazi et al. 2021 for MNIST-like 28×28 images (after Szegedy et al. 2015).
 
@@ -206,6 +232,7 @@ def small_inception(num_classes: int, channels: int = 1) -> nn.Module:
     return with_head(nn.Sequential(*layers, _GlobalMax()), before, num_classes)
 
 
+@named
 def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Module:
     """The small CNN of LabelDP-Pro for 28×28 images (Ghazi et al. 2024, Table 10a).
 
@@ -220,6 +247,7 @@ def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Module:
     return with_head(body, 16, num_classes)
 
 
+@named
 def cifar_cnn(num_classes: int = 10, dropout: float = 0.2) -> nn.Module:
     """The small CNN of LabelDP-Pro for 3×32×32 images (Ghazi et al. 2024, Table 10b).
 
@@ -270,6 +298,7 @@ class _CollaborativeFilter(nn.Module):
         return self.head(torch.cat((product, joined), dim=-1))
 
 
+@named
 def collaborative_filter(
     num_users: int, num_items: int, num_outputs: int = 5, dim: int = 64, hidden: Sequence[int] = (128, 64)
 ) -> nn.Module:
@@ -375,6 +404,8 @@ def group_norm(model: nn.Module, groups: int = 16) -> nn.Module:
         for name, child in list(parent._modules.items()):
             if child is not None:
                 parent._modules[name] = replacement(child)
+    if "zoo" in vars(root):
+        vars(root)["zoo"] = {**vars(root)["zoo"], "group_norm": groups}
     return root
 
 
@@ -413,6 +444,7 @@ class _AttributionNetwork(nn.Module):
         return self.head(self.layers(torch.cat((numeric, embedded), dim=-1)))
 
 
+@named
 def attribution_network(
     num_numeric: int,
     cardinalities: Sequence[int],

@@ -137,6 +137,21 @@ class Goal:
         raise ValueError(f"{self} is not made of numbers")
 
 
+def multiplier_of(noise: float, radius: float) -> float:
+    """Return the least multiplier that gives at least this noise: of what it gives, it is itself the multiplier.
+
+    >>> found = multiplier_of(0.7, 0.3)
+    >>> found * 0.3 >= 0.7, multiplier_of(found * 0.3, 0.3) == found
+    (True, True)
+    """
+    found = noise / radius
+    while math.nextafter(found, 0.0) * radius >= noise:
+        found = math.nextafter(found, 0.0)
+    while found * radius < noise:
+        found = math.nextafter(found, math.inf)
+    return found
+
+
 def least_noise(
     event_of: Callable[[float], Event], times: int, epsilon: float, delta: float, diameter: float, rate: float = 1.0
 ) -> float:

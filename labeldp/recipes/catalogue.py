@@ -115,6 +115,7 @@ class Recipe:
         per_row: whether it releases a response for every row, and nothing else of the labels.
         released: whether it asks once for a response of every row and reads their channel off the release, so that it
             can learn from responses which were released before (`labeldp.data.released`).
+        beside: whether it runs a model, or teachers, beside the labels: at a service it is a job, not a query.
         numbers_in_words: how it releases labels that are numbers, for the report.
         self_tests: by name; "" is the recipe as it is run.
     """
@@ -143,6 +144,7 @@ class Recipe:
     apart: bool = False
     per_row: bool = False
     released: bool = False
+    beside: bool = False
     numbers_in_words: str = ""
     self_tests: Mapping[str, SelfTest] = field(default_factory=dict, hash=False)
 
@@ -362,7 +364,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "pate_fm", "lets teachers on disjoint parts of the labels vote on a few rows, from which a student learns",
         "PATE-FM, Malek et al. 2021; Tang et al. 2022", classes="pate.train", pure=False, needs_delta=True,
-        loop="fixmatch or fit", settings=_ballot,
+        loop="fixmatch or fit", settings=_ballot, beside=True,
         self_tests={
             "": SelfTest(
                 1000, pure=False, function="pate.label",
@@ -373,6 +375,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "labeldp_pro", "descends on noisy gradients, projected onto what the public features allow",
         "LabelDP-Pro, Ghazi et al. 2024", classes="labeldp_pro.train", pure=False, needs_delta=True, users=True,
+        beside=True,
         # Few rows to project onto: seconds where all of a batch take minutes, and on parts of Adult ahead of DP-SGD.
         settings=_descent(denoiser=Lazy("labeldp_pro.alt_conv", (16,)), bound=Lazy("labeldp_pro.NormBound", (1.0,))),
         worth=of_gradients(0.12, 0.6), kin="gradients", stands_in={"images": 4, "": 2},
@@ -385,7 +388,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "dp_sgd", "descends on noisy gradients", "DP-SGD, Abadi et al. 2016, under label replacement",
-        classes="labeldp_pro.train", pure=False, needs_delta=True, users=True,
+        classes="labeldp_pro.train", pure=False, needs_delta=True, users=True, beside=True,
         settings=_descent(denoiser=Lazy("labeldp_pro.no_op", ()), bound=Lazy("labeldp_pro.NormBound", (1.0,))),
         worth=of_gradients(0.1, 0.5), kin="gradients",
         self_tests={
@@ -396,7 +399,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "lp_normal_sgd", "makes one pass of SGD with Gaussian noise in the few directions a label can move",
         "LP-Normal-SGD, Ghazi et al. 2021, Algorithm 6", classes="labeldp_pro.lp_normal_sgd", pure=False,
-        needs_delta=True, network="linear", settings=_one_pass(10.0),
+        needs_delta=True, network="linear", settings=_one_pass(10.0), beside=True,
         self_tests={
             "": SelfTest(
                 2500, True, False, scale=10.0,

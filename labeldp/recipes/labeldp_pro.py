@@ -45,7 +45,7 @@ from labeldp.mechanisms.gradients.users import UserGradientSum
 from labeldp.mechanisms.users import UserVault, cap_rows
 from labeldp.ranks import Message, RankError, Ranks, current, explained
 from labeldp.recipes.arguments import check_inputs, checked, device_of, take_rows
-from labeldp.recipes.budget import Bound, Goal, least_noise
+from labeldp.recipes.budget import Bound, Goal, least_noise, multiplier_of
 from labeldp.recipes.denoisers import (
     Batches,
     Denoiser,
@@ -159,6 +159,18 @@ def train(
     width = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     with Run(folder, question, width) as run:
         noise, times = goal.terms(lambda noise: sums[0](noise_std=noise).event(), bound, batches.rate, run.terms)
+        if hasattr(vault, "descend"):
+            # Labels behind a service (`labeldp.service.RemoteVault`), which takes the steps beside them.
+            total, multiplier = times * len(batches), multiplier_of(noise, bound.radius)
+            event = sums[0](noise_std=multiplier * bound.radius).event()
+            given = {
+                "model": model, "inputs": inputs, "delta": delta, "batch_size": batch_size, "bound": bound,
+                "denoiser": denoiser, "loss": loss, "optimizer": optimizer, "schedule": schedule, "radius": radius,
+                "average": usual_decay(total, schedule) if average is None else average, "seed": seed,
+                "precision": precision,
+            }  # fmt: skip
+            remote: Any = vault
+            return remote.descend(given, multiplier, event, times, total, run, report)
         mechanisms = _mechanisms(ranks, noise, sums)
         # Before anything is paid for: of a run that ranks began, one process may draw the rest.
         run.assume(vault, *(() if ranks is None else mechanisms[0].assumptions))

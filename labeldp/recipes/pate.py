@@ -125,15 +125,26 @@ def label(
     ballot = ballot or Ballot()
     queried = ballot.rows(len(vault))
     mechanism = ballot.mechanism(teachers(queried), vault.num_classes, epsilon, delta)
+    found = winners(mechanism, vault, folder, queried)
+    agreed = np.flatnonzero(found >= 0)
+    return TeacherLabels(queried[agreed], found[agreed], mechanism.noise_std, vault.certificate(delta))
+
+
+def winners(mechanism: TeacherVotes, vault: LabelVault, folder: Path | None, queried: Rows | None = None) -> Responses:
+    """Return the class that teachers agree on for every query, −1 for none; drawn once in a folder.
+
+    Args:
+        queried: the rows that are voted on, where they are rows of the vault: what was kept for others is refused.
+    """
     mechanism.fits(len(vault), vault.num_classes)
     kept = in_folder(folder, "votes.npz")
     if kept is None or not kept.exists():
         # One teacher on made-up labels: a mistake in it must not cost privacy.
         check_separate(mechanism, len(vault), teachers=1)
-    note = {**query_note(vault, mechanism), **mechanism.describe(), "rows queried": digest(queried)}
-    winners = release_once(vault, mechanism, kept, note, numbers=len(queried))
-    agreed = np.flatnonzero(winners >= 0)
-    return TeacherLabels(queried[agreed], winners[agreed], mechanism.noise_std, vault.certificate(delta))
+    note = {**query_note(vault, mechanism), **mechanism.describe()}
+    if queried is not None:
+        note["rows queried"] = digest(queried)
+    return release_once(vault, mechanism, kept, note, numbers=mechanism.queries)
 
 
 @checked

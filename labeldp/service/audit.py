@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from labeldp.budgets.tables import CHARGES, DATASETS, Database, sa, whole_line
 from labeldp.service.log import Line
-from labeldp.service.tables import REQUESTS
+from labeldp.service.tables import JOBS, REQUESTS
 
 
 def problems_of_store(database: Database, lines: Sequence[Line]) -> tuple[str, ...]:
@@ -34,6 +34,14 @@ def problems_of_store(database: Database, lines: Sequence[Line]) -> tuple[str, .
                 problems.append(f"the release of entry {request['entry']} is not the one that was logged")
             releases.discard(request["entry"])
             plans.add((request["dataset"], request["plan"]))
+        for job in connection.execute(sa.select(JOBS).order_by(JOBS.c.entry)).mappings():
+            found, entry = entries.get(job["entry"], ("", {}))
+            said = {"who": job["person"], "request": job["id"], "question": job["digest"], "charge": job["charge"]}
+            differs = entry.get("kind") != "job" or any(entry.get(name) != value for name, value in said.items())
+            if found != job["hash"] or differs or not whole_line(database.key, job):
+                problems.append(f"the job of entry {job['entry']} is not the one that was logged")
+            # Paid for before it releases anything, or where it failed and never will.
+            plans.add((job["dataset"], job["plan"]))
         names = {line["id"]: line["name"] for line in connection.execute(sa.select(DATASETS)).mappings()}
         asked = sa.select(CHARGES.c.dataset, CHARGES.c.number, CHARGES.c.receipt)
         for charge in connection.execute(asked.where(CHARGES.c.who.startswith("analyst "))):

@@ -13,7 +13,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self, TypeVar
@@ -29,10 +29,11 @@ from labeldp.core.events import Event, event_to_json
 from labeldp.core.ledger import Budget, BudgetExceededError, Charged, Unit
 from labeldp.core.protocols import LeaseCounter, LedgerStore
 from labeldp.core.vault import LabelVault, Lease, Mechanism
+from labeldp.mechanisms.teachers import TeacherVotes
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.service import wire
 from labeldp.service.log import Line, Place, sentence
-from labeldp.service.served import texts
+from labeldp.service.source import texts
 from labeldp.service.wire import AccessError, BusyError, WireError
 
 Out = TypeVar("Out")
@@ -106,7 +107,7 @@ class Connection:
                     writer.done_writing()
                 answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
                 content = b""
-                if header["do"] == "ask":
+                if header["do"] in ("ask", "fetch"):
                     content = reader.read_chunk().app_metadata.to_pybytes()
             except StopIteration:
                 raise flight.FlightUnavailableError("the answer ended too soon") from None
@@ -197,7 +198,7 @@ class RemoteAccount:
         return self._service
 
     @contextmanager
-    def asking(self, ask: _Ask) -> Iterator[None]:
+    def asking(self, ask: Any) -> Iterator[None]:
         """Let the charges of this block be paid for by sending this query."""
         self._pending.ask = ask
         try:
@@ -212,7 +213,7 @@ class RemoteAccount:
 
     def keep(self, plan: Sequence[Charged], num_rows: int, query_id: str | None) -> None:
         """Let the service charge a plan with the first query of it; or check that it did, for one drawn before."""
-        ask: _Ask | None = getattr(self._pending, "ask", None)
+        ask: Any = getattr(self._pending, "ask", None)
         if ask is not None:
             ask.send(query_id, None if query_id is None else plan)
         elif query_id is None or not self.holds(query_id):
@@ -253,6 +254,29 @@ class RemoteAccount:
             parts = lambda: (wire.to_batch(schema, part) for part in wire.rows_of({"row": index}, _ROWS_AT_ONCE))  # noqa: E731
             self._names[key] = str(self._connection.exchange(header, schema, parts)[0]["rows"])
         return self._names[key]
+
+    def send_job(self, header: Mapping[str, Any], rows: npt.NDArray[Any], content: bytes) -> tuple[Connection, str]:
+        """Send a job with its tensors and features; return where to ask about it. It is paid for when this returns."""
+        schema = wire.arrow_schema({"byte": ("uint8", None)})
+        data = np.frombuffer(content, dtype=np.uint8)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for start in range(0, len(data), _BYTES_AT_ONCE):
+                yield wire.to_batch(schema, {"byte": data[start : start + _BYTES_AT_ONCE]})
+
+        for _ in range(3):
+            try:
+                with self._lock:
+                    named = self._named(rows)
+                self._connection.exchange(
+                    {"do": "job", "dataset": self._dataset, "rows": named, **header}, schema, batches
+                )
+                return self._connection, self._dataset
+            except StaleRowsError:
+                with self._lock:
+                    self._names.clear()
+                    self.rows = self._bind()
+        raise ServiceError("the service forgets the rows that are named; it serves too many choices at once")
 
     def send(
         self,
@@ -381,7 +405,14 @@ class RemoteVault(LabelVault):
         charges = self._charges(mechanism, 1, index)
         query_id = None if counter is None else counter.query_id
         request = secrets.token_hex(16) if query_id is None else query_id
-        ask = _Ask(self._account, mechanism, self._places if index is None else self._places[index], request)
+        places = self._places if index is None else self._places[index]
+        ask: Any
+        if isinstance(mechanism, TeacherVotes):
+            from labeldp.service.remote_jobs import votes
+
+            ask = votes(self._account, mechanism, places, request, charges)
+        else:
+            ask = _Ask(self._account, mechanism, places, request)
         if counter is not None:
             self._bind(counter, charges, 1, index, [len(self)])
         with self._account.asking(ask):
@@ -393,6 +424,31 @@ class RemoteVault(LabelVault):
         if ask.place is not None:
             self.assume(*getattr(mechanism, "assumptions", ()), sentence(ask.place, str(self._facts["signer"])))
         return (Lease(lambda: (ask.release, None), 1, (), None, 0),)
+
+    def descend(
+        self, given: Mapping[str, Any], multiplier: float, event: Event, times: int, steps: int, run: Any, report: Any
+    ) -> Any:
+        """Let the service take the steps of `labeldp_pro.train`, as a job beside the labels; return the model.
+
+        Args:
+            given: the arguments of the recipe.
+            multiplier: of the noise of every sum.
+            event, times: what each row pays for.
+            steps: how many there are.
+            run: keeps the id of the job, where the recipe has a folder.
+        """
+        from labeldp.service.remote_jobs import descent
+
+        charges = [(event, times, None)]
+        request = secrets.token_hex(16) if run.counter is None else run.counter.query_id
+        ask = descent(self._account, given, multiplier, steps, self._places, request, charges, report)
+        if run.counter is not None:
+            self._bind(run.counter, charges, times, None, [len(self)])
+        with self._account.asking(ask):
+            self._charge(charges, request)
+        ask.finish()
+        self.assume(*ask.assumptions)
+        return ask.release
 
     def part(self, rows: Rows = None, budget: Budget | None = None, *, store: LedgerStore | None = None) -> Self:
         """Return a vault of some rows, as `LabelVault.part` does."""

@@ -92,6 +92,15 @@ class _Job:
     done: Future[Kept]
 
 
+@dataclass(frozen=True)
+class Books:
+    """What is written down within one transaction of `Engine.writing`."""
+
+    connection: sa.Connection
+    batch: Batch
+    log: Callable[..., log.Place]
+
+
 class _Arriving(Iterator[Mapping[str, Any]]):
     """The columns of a query as they come; knows whether it was they that were wrong, which tells of no label."""
 
@@ -176,7 +185,7 @@ class Engine:
         """
         served, chosen = self.served[ask.dataset], self.choice(ask.dataset, ask.rows)
         wire.check_size(ask.verb, ask.settings, chosen.count, served.vault.num_classes)
-        with self._alone(person.name, ask.request) as repeated:
+        with self.alone(person.name, ask.request) as repeated:
             digest = hashlib.sha256(_canonical([ask.dataset, ask.rows, ask.verb, ask.given, ask.plan_id]))
             arriving = _Arriving(parts(digest), chosen.count if wire.streams(ask.verb, ask.settings) else None)
             line = self._line(person, ask) if ask.again or repeated else None
@@ -212,7 +221,7 @@ class Engine:
             return done.result(timeout=2 * PATIENCE_SECONDS)
 
     @contextmanager
-    def _alone(self, person: str, request: str) -> Generator[bool]:
+    def alone(self, person: str, request: str) -> Generator[bool]:
         """Let the copies of one request wait for each other; yield whether there was one before."""
         key = (person, request)
         with self._lock:
@@ -380,6 +389,23 @@ class Engine:
             "rows": len(self.served[job.ask.dataset].vault) if rows is None else len(rows), "charge": number,
             "question": job.digest, "released": hashlib.sha256(job.release).hexdigest(),
         }  # fmt: skip
+
+    @contextmanager
+    def writing(self, dataset: str) -> Generator[Books]:
+        """Charge, keep and log other things than queries in one transaction; on the disk when the block ends."""
+        places: list[log.Place] = []
+        with self.database.writing() as connection:
+            batch = Batch(self.database, connection, dataset, self._states.get(dataset))
+
+            def write(**entry: Any) -> log.Place:
+                places.extend(logbook.append(self.database, connection, [entry], self.key))
+                return places[-1]
+
+            yield Books(connection, batch, write)
+            batch.write()
+        self._states[dataset] = batch.state
+        if self._witness is not None and places:
+            self._witness.note(places[-1])
 
     # -- what was spent --------------------------------------------------------------------------------------------
 

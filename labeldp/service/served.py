@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute
 
 from labeldp.core.ledger import ONE_LABEL
-from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
-from labeldp.data.door import read_ids, seal_column
 from labeldp.mechanisms.values import ValueVault
+from labeldp.service.source import Source
 from labeldp.service.wire import WireError
 
 # Its functions are made at run time, so type checkers know none of them.
@@ -45,6 +42,7 @@ class Served:
         label: the secret column.
         classes: as declared; empty where the label is a number.
         bounds: of a number, as declared.
+        source: where a job reads the labels again; None where there are no jobs.
     """
 
     name: str
@@ -53,6 +51,7 @@ class Served:
     label: str = ""
     classes: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         if self.vault.unit != ONE_LABEL:
@@ -67,24 +66,11 @@ class Served:
             )
 
     @classmethod
-    def of_table(
-        cls,
-        name: str,
-        table: Path,
-        label: str,
-        ids: str,
-        classes: Iterable[str] = (),
-        *,
-        bounds: tuple[float, float] | None = None,
-        delimiter: str | None = None,
-        rng: SecureRandom | None = None,
-    ) -> Served:
+    def of_source(cls, name: str, source: Source) -> Served:
         """Return the data set of a Parquet or CSV file: one secret column, sealed, and one of ids."""
-        if ids == label:
-            raise ValueError(f"the label {label!r} cannot be the id of a row; name a public column")
-        declared = tuple(classes)
-        vault = seal_column(table, label, declared, bounds=bounds, delimiter=delimiter, rng=rng)
-        return cls(name, vault, texts(read_ids(table, ids, delimiter)), label, declared, bounds)
+        if source.label == source.ids:
+            raise ValueError(f"the label {source.label!r} cannot be the id of a row; name a public column")
+        return cls(name, source.seal(), source.read_ids(), source.label, source.classes, source.bounds, source)
 
     def describe(self) -> dict[str, Any]:
         """Return what an analyst with a grant may know."""
@@ -109,19 +95,6 @@ class Served:
         if repeats:
             raise WireError(f"{repeats} of {len(ids)} ids repeat; name each row once")
         return rows
-
-
-def texts(ids: Iterable[Any]) -> pa.Array:
-    """Return ids as texts, whole numbers in decimal digits; ValueError where some are missing or neither."""
-    found: Any = ids if isinstance(ids, (pa.Array, pa.ChunkedArray)) else pa.array(ids)
-    if isinstance(found, pa.ChunkedArray):
-        found = found.combine_chunks()
-    kind = found.type.value_type if pa.types.is_dictionary(found.type) else found.type
-    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise ValueError(f"ids are of type {kind}; give whole numbers or texts")
-    if found.null_count:
-        raise ValueError(f"{found.null_count} of {len(found)} ids are missing; every row needs one")
-    return found.cast(pa.large_string())
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,9 @@ from labeldp.service.wire import (
     text,
 )
 
+if TYPE_CHECKING:
+    from labeldp.service.jobs import Jobs
+
 _NAME = text(200)
 _ID = text(128)
 # The declared fields of every message. An exchange's "do" says which of them it is.
@@ -53,6 +56,8 @@ ACTIONS: Mapping[str, Mapping[str, wire.Check]] = {
     "holds": {"dataset": _NAME, "plan": _ID},
     "log": {"after": integer(0, 1 << 62)},
     "metrics": {},
+    "job": {"dataset": _NAME, "request": _ID},
+    "stop": {"dataset": _NAME, "request": _ID},
 }
 
 
@@ -67,6 +72,13 @@ def _event_of(name: str, value: Any) -> Any:
     return found
 
 
+def _charge(name: str, value: Any) -> list[Any]:
+    """Check an event of a job, as JSON has it, and how often it is drawn."""
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], dict):
+        raise WireError(f"{name} is not an event and a number of times; use RemoteVault")
+    return [value[0], integer(1, 1 << 24)(f"{name}[1]", value[1])]
+
+
 _EVENT = wire.fields({"event": _event_of, "rows": _ID})
 EXCHANGES: Mapping[str, Mapping[str, wire.Check]] = {
     "bind": {"do": choice("bind"), "dataset": _NAME},
@@ -76,12 +88,19 @@ EXCHANGES: Mapping[str, Mapping[str, wire.Check]] = {
         "settings": lambda name, value: value, "plan_id": optional(_ID), "plan": optional(listed(1024, _EVENT)),
         "again": wire.flag,
     },
+    "job": {
+        "do": choice("job"), "dataset": _NAME, "request": _ID, "rows": _ID, "recipe": text(40),
+        "settings": lambda name, value: value, "charge": listed(16, _charge),
+    },
+    "fetch": {"do": choice("fetch"), "dataset": _NAME, "request": _ID, "delta": number(0.0, 0.999)},
 }  # fmt: skip
 _DO, _EXCHANGES = choice(*EXCHANGES), {do: wire.fields(declared) for do, declared in EXCHANGES.items()}
 _IDS = pa.schema([pa.field("id", pa.large_string(), nullable=False)])
 # Bytes that an id may have, on average.
 _ID_BYTES = 256
 _ROWS = wire.arrow_schema({"row": ("int64", None)})
+# What a job is sent with: a file, byte by byte.
+BYTES = wire.arrow_schema({"byte": ("uint8", None)})
 # Kinds of refusals, by which a client knows what to raise.
 KINDS: tuple[tuple[type[Exception], str], ...] = (
     (UnknownRowsError, "rows"), (WireError, "message"), (BudgetExceededError, "budget"), (BusyError, "busy"),
@@ -114,6 +133,7 @@ class Server(flight.FlightServerBase):
         limit: how often a person may ask.
         most_bytes: that one call may send.
         metrics: counts calls.
+        jobs: runs recipes beside the labels; None where there are none.
     """
 
     def __init__(
@@ -126,9 +146,11 @@ class Server(flight.FlightServerBase):
         limit: RateLimit | None = None,
         most_bytes: int = 1 << 36,
         metrics: Metrics | None = None,
+        jobs: Jobs | None = None,
     ) -> None:
         check_address(listen, tls is not None)
         self.engine, self.access, self.metrics = engine, access, metrics or Metrics()
+        self._jobs = jobs
         self._limit, self._most_bytes = limit or RateLimit(5000.0, 10_000), most_bytes
         # Strangers share a bucket: guessing tokens is slow for all of them together.
         self._strangers = RateLimit(50.0, 200)
@@ -173,6 +195,14 @@ class Server(flight.FlightServerBase):
             answer, content = self._bind(person, given["dataset"], reader), None
         elif do == "choose":
             answer, content = self._choose(person, given["dataset"], given["rows"], reader), None
+        elif do == "job":
+            fields["verb"] = f"job {given['recipe']}"
+            answer, content = self._send_job(person, given, reader), None
+        elif do == "fetch":
+            self.access.allowance(person, given["dataset"])
+            self._served(given["dataset"])
+            kept, claim = self._taken().fetch(person, given["dataset"], given["request"], given["delta"])
+            answer, content = {"entry": kept.place.number, "hash": kept.place.hash, "certificate": claim}, kept.release
         else:
             fields["verb"] = given["verb"]
             answer, content = self._ask(person, given, reader)
@@ -246,6 +276,32 @@ class Server(flight.FlightServerBase):
         if person.role != "owner":
             raise AccessError("metrics are for the owner; ask the data owner")
         return {"text": self.metrics.text()}
+
+    def _job(self, person: Person, dataset: str, request: str) -> dict[str, Any]:
+        self.access.allowance(person, dataset)
+        return self._taken().status(person, dataset, request)
+
+    def _stop(self, person: Person, dataset: str, request: str) -> dict[str, Any]:
+        self.access.allowance(person, dataset)
+        return self._taken().stop(person, dataset, request)
+
+    def _taken(self) -> Jobs:
+        if self._jobs is None:
+            raise WireError("no jobs are taken here; ask the data owner, who may allow them: labeldp serve --jobs")
+        return self._jobs
+
+    def _send_job(self, person: Person, given: dict[str, Any], reader: Any) -> dict[str, Any]:
+        budget, jobs = self.access.allowance(person, given["dataset"]), self._taken()
+        self._served(given["dataset"])
+        if given["recipe"] not in jobs.recipes:
+            raise WireError(f"recipe={given['recipe']!r} is not one of {', '.join(jobs.recipes)}; give one of them")
+
+        def parts() -> Iterator[memoryview]:
+            for batch in _batches(reader):
+                for part in wire.from_batch(BYTES, batch)["byte"].reshape(-1, max(1, batch.num_rows)):
+                    yield part.data
+
+        return jobs.send(person, budget, given, parts())
 
     def _served(self, dataset: str) -> Any:
         found = self.engine.served.get(dataset)
@@ -346,6 +402,8 @@ class Server(flight.FlightServerBase):
             self._closing = True
             while self._open and time.monotonic() < end:
                 self._idle.wait(0.1)
+        if self._jobs is not None:
+            self._jobs.close()
         self.shutdown()
         self.engine.close()
 

@@ -56,6 +56,27 @@ REQUESTS = sa.Table(
     sa.Column("seal", sa.Text, nullable=False),
 )  # fmt: skip
 sa.Index("labeldp_requests_of_plan", REQUESTS.c.plan)
+JOBS = sa.Table(
+    "labeldp_jobs", _tables,
+    sa.Column("person", sa.Text, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("dataset", sa.Text, nullable=False),
+    sa.Column("recipe", sa.Text, nullable=False),
+    # Of the whole question, and of what was charged for it.
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("plan", sa.Text, nullable=False),
+    sa.Column("charge", sa.BigInteger, nullable=False),
+    sa.Column("entry", sa.BigInteger, nullable=False),
+    sa.Column("hash", sa.Text, nullable=False),
+    # Which server has it (by its folder of jobs), and where in that folder what it needs lies.
+    sa.Column("home", sa.Text, nullable=False),
+    sa.Column("folder", sa.Text, nullable=False),
+    # running; or done, stopped or failed, with the reason in words and what was said of the release.
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("seal", sa.Text, nullable=False),
+)  # fmt: skip
 LOG = sa.Table(
     "labeldp_log", _tables,
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),

@@ -5,7 +5,7 @@ import secrets
 import numpy as np
 
 from labeldp.service import wire
-from labeldp.service.served import texts
+from labeldp.service.source import texts
 from tests.service.servicehelp import NAME, names
 
 

@@ -40,8 +40,9 @@ def serve(where, key, address, signer, ready):
     from labeldp.results.signing import SigningKey
     from labeldp.service.access import Access, RateLimit
     from labeldp.service.engine import Engine
-    from labeldp.service.served import Served, texts
+    from labeldp.service.served import Served
     from labeldp.service.server import Server
+    from labeldp.service.source import texts
     from labeldp.service.tables import open_service
 
     database = open_service(where, key)

@@ -16,8 +16,9 @@ from labeldp.service.access import Access
 from labeldp.service.client import Connection, RemoteVault
 from labeldp.service.engine import Engine
 from labeldp.service.logbook import Witness
-from labeldp.service.served import Served, texts
+from labeldp.service.served import Served
 from labeldp.service.server import Server
+from labeldp.service.source import texts
 from labeldp.service.tables import open_service
 
 NAME = "visits"
@@ -29,7 +30,7 @@ def names(count):
 
 
 @contextlib.contextmanager
-def service(vault, *, total=PLENTY, grant=PLENTY, where=None, key=None, **more):
+def service(vault, *, total=PLENTY, grant=PLENTY, where=None, key=None, source=None, make_jobs=None, **more):
     """Serve the labels of a vault; the address, a token of ann's and all parts of it."""
     # Short, because a socket's path may not be long.
     with tempfile.TemporaryDirectory(prefix="ldp-") as folder:
@@ -41,12 +42,14 @@ def service(vault, *, total=PLENTY, grant=PLENTY, where=None, key=None, **more):
         access.grant(NAME, "ann", grant)
         token = access.issue("ann", days=1)
         served = Served(
-            NAME, vault, texts(names(len(vault))), "diagnosis", tuple(f"c{c}" for c in range(vault.num_classes))
-        )
+            NAME, vault, texts(names(len(vault))), "diagnosis", tuple(f"c{c}" for c in range(vault.num_classes)),
+            source=source,
+        )  # fmt: skip
         signer = SigningKey.new()
         engine = Engine(database, [served], signer, Witness(Path(folder, "witness")))
         address = f"grpc+unix://{folder}/s"
-        server = Server(engine, access, address, **more)
+        jobs = None if make_jobs is None else make_jobs(engine)
+        server = Server(engine, access, address, jobs=jobs, **more)
         found = SimpleNamespace(
             address=address, token=token, access=access, engine=engine, database=database, signer=signer, server=server,
             vault=vault, folder=Path(folder), place=place,

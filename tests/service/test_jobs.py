@@ -1,0 +1,239 @@
+"""Recipes with gradients and teachers run inside the service: the model of in process, paid once, whatever dies."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+torch = pytest.importorskip("torch", reason="jobs train networks")
+pytest.importorskip("sqlalchemy", reason="a service keeps its books in a database")
+
+from torch import nn  # noqa: E402
+
+from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
+from labeldp.learning.teachers import ridge_teachers  # noqa: E402
+from labeldp.recipes import labeldp_pro, pate  # noqa: E402
+from labeldp.service import logbook, networks, tasks  # noqa: E402
+from labeldp.service.audit import problems_of_store  # noqa: E402
+from labeldp.service.client import ServiceError  # noqa: E402
+from labeldp.service.jobs import Jobs  # noqa: E402
+from labeldp.service.limits import Limits  # noqa: E402
+from labeldp.service.source import Source  # noqa: E402
+from labeldp.service.wire import WireError  # noqa: E402
+from tests.service.servicehelp import PLENTY, names, service  # noqa: E402
+
+ROWS, CLASSES, DELTA = 240, 3, 1e-5
+FEATURES = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(1))
+VALUES = FEATURES[:, :CLASSES].argmax(dim=1).numpy()
+
+
+@contextlib.contextmanager
+def running(tmp_path, seed=11, limits=None, **more):
+    """A service that takes jobs on a table of its own."""
+    pq.write_table(pa.table({"id": names(ROWS), "y": [f"c{each}" for each in VALUES]}), tmp_path / "t.parquet")
+    source = Source(str(tmp_path / "t.parquet"), "y", "id", tuple(f"c{c}" for c in range(CLASSES)), seed=seed)
+    made, more = [], {"grant": Budget(100.0, DELTA), **more}
+
+    def jobs(engine):
+        made.append(Jobs(engine, tmp_path / "jobs", limits or Limits(memory=16 << 30)))
+        return made[0]
+
+    with service(source.seal(), source=source, make_jobs=jobs, **more) as found:
+        found.jobs, found.source = made[0], source
+        yield found
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def train(vault, **more):
+    given = {"epsilon": 1.0, "delta": DELTA, "steps": 6, "batch_size": 40} | more
+    return labeldp_pro.train(network(), FEATURES, vault, **given)
+
+
+def kinds(found):
+    return [json.loads(line.entry)["kind"] for line in logbook.read(found.database)]
+
+
+PROJECTED = {"denoiser": labeldp_pro.alt_conv(8), "bound": labeldp_pro.NormBound(0.3)}
+CASES = {
+    "dp_sgd": train,
+    "labeldp_pro": lambda vault, **more: train(vault, **PROJECTED, **more),
+    "lp_normal_sgd": lambda vault, **more: labeldp_pro.lp_normal_sgd(
+        nn.Linear(4, CLASSES), FEATURES, vault, epsilon=1.0, delta=DELTA, diameter=10.0, batch_size=40, **more),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_descent_gives_the_same_model_as_in_process(name, tmp_path):
+    with running(tmp_path) as found:
+        torch.manual_seed(3)
+        here_vault = found.source.seal()
+        here = CASES[name](here_vault)
+        torch.manual_seed(3)
+        remote = found.remote()
+        there = CASES[name](remote, folder=tmp_path / "run")
+        for one, other in zip(here.state_dict().values(), there.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        claimed, stated = remote.certificate(DELTA), here_vault.certificate(DELTA)
+        assert claimed.epsilon == pytest.approx(stated.epsilon, rel=1e-9)
+        assert claimed.epsilon <= 1.0
+        assert claimed.seeded
+        assert "entry" in claimed.assumptions[-1]
+        spent = remote.spent()
+        # Again in its folder: the same job, and nothing more to pay.
+        torch.manual_seed(3)
+        again = CASES[name](found.remote(), folder=tmp_path / "run")
+        assert found.remote().spent() == spent == pytest.approx(stated.epsilon, rel=1e-6)
+        assert all(map(torch.equal, again.state_dict().values(), there.state_dict().values()))
+        assert kinds(found) == ["job", "release"]
+        assert problems_of_store(found.database, logbook.read(found.database)) == ()
+        assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["home"]
+
+
+@pytest.mark.slow
+def test_teachers_vote_beside_the_labels(tmp_path):
+    few = pate.Ballot(teachers=20, queries=12, responses=6)
+    with running(tmp_path) as found:
+        ask = lambda vault, **more: pate.label(  # noqa: E731
+            lambda rows: ridge_teachers(FEATURES, FEATURES[rows], CLASSES),
+            vault,
+            epsilon=4.0,
+            delta=DELTA,
+            ballot=few,
+            **more,
+        )
+        here, remote = ask(found.source.seal()), found.remote()
+        there = ask(remote, folder=tmp_path / "run")
+        np.testing.assert_array_equal(here.rows, there.rows)
+        np.testing.assert_array_equal(here.classes, there.classes)
+        assert there.certificate.epsilon == here.certificate.epsilon
+        assert remote.spent() == pytest.approx(here.certificate.epsilon, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_and_draws_nothing_twice(tmp_path):
+    with running(tmp_path) as found:
+        remote, killed = found.remote(), []
+        begin = found.jobs._store.begin
+
+        def counted(dataset, plan, number, index, most):
+            begin(dataset, plan, number, index, most)
+            if index == 4 and not killed:
+                killed.append(index)
+                (job,) = found.jobs._running.values()
+                os.kill(job.process.pid, signal.SIGKILL)
+
+        found.jobs._store.begin = counted
+        train(remote)
+        assert killed == [4]
+        assert kinds(found) == ["job", "release"]
+        assert remote.spent() == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_service_that_was_stopped_goes_on_with_its_jobs(tmp_path):
+    with running(tmp_path) as found:
+        remote, begin, began = found.remote(), found.jobs._store.begin, []
+
+        def slow(*given):
+            began.append(given)
+            if len(began) == 3:
+                found.jobs._closing = True
+                (job,) = found.jobs._running.values()
+                job.process.kill()
+            begin(*given)
+
+        found.jobs._store.begin = slow
+        given = {"epsilon": 1.0, "delta": DELTA, "steps": 6, "batch_size": 40, "folder": tmp_path / "run"}
+        import threading
+
+        ended = []
+        client = threading.Thread(target=lambda: ended.append(labeldp_pro.train(network(), FEATURES, remote, **given)))
+        client.start()
+        for _ in range(1200):
+            if len(began) >= 3 and not found.jobs._running:
+                break
+            time.sleep(0.05)
+        assert kinds(found) == ["job"]
+        # Another server in the same folder; the client, which asks on, gets the model.
+        found.server._jobs = Jobs(found.engine, tmp_path / "jobs", Limits(memory=16 << 30))
+        client.join(timeout=120)
+        assert len(ended) == 1
+        assert kinds(found) == ["job", "release"]
+        assert problems_of_store(found.database, logbook.read(found.database)) == ()
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_when_it_was_paid_for_stays_charged(tmp_path):
+    with running(tmp_path) as found:
+        remote = found.remote()
+
+        def broken(*given):
+            raise RuntimeError("the disk is full")
+
+        found.jobs._store.begin = broken
+        with pytest.raises(ServiceError, match="what it was charged stays charged"):
+            train(remote)
+        assert remote.spent() == pytest.approx(1.0, rel=1e-3)
+        assert kinds(found) == ["job", "job ended"]
+        assert problems_of_store(found.database, logbook.read(found.database)) == ()
+
+
+@pytest.mark.slow
+def test_what_is_too_much_is_refused_and_costs_nothing(tmp_path):
+    with running(tmp_path, grant=Budget(0.5, DELTA), limits=Limits(steps=100, parameters=60, memory=16 << 30)) as found:
+        remote = found.remote()
+        with pytest.raises(WireError, match="at most 60 are allowed"):
+            train(remote, epsilon=0.1)
+        wide = found.remote()
+        found.jobs.limits = Limits(steps=5, memory=16 << 30)
+        with pytest.raises(WireError, match="the job has 6 steps; at most 5"):
+            train(wide, epsilon=0.1)
+        found.jobs.limits = Limits(memory=16 << 30)
+        # The vault here would refuse it, too: asked as somebody who lies about it.
+        liar = found.remote()
+        liar._budget = PLENTY
+        with pytest.raises(BudgetExceededError):
+            train(liar, epsilon=1.0)
+        assert found.remote().spent() == 0
+        assert kinds(found) == []
+        assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["home"]
+
+
+def test_no_code_is_taken():
+    class Own(nn.Module):
+        pass
+
+    with pytest.raises(ValueError, match="takes no code"):
+        networks.describe(nn.Sequential(nn.Linear(2, 2), Own()))
+    for odd in (
+        {"layer": "lambda"},
+        {"zoo": "os.system", "arguments": {}},
+        [[[[[[[[[[]]]]]]]]]],
+        {"layer": "linear", "inputs": -1},
+    ):
+        with pytest.raises(WireError):
+            networks.checked_network("network", odd)
+    with pytest.raises(WireError, match="not declared"):
+        tasks.checked("dp_sgd", {"code": "1"}, 10, Limits())
+
+
+def test_a_service_without_jobs_says_so(tmp_path):
+    from tests.service.servicehelp import labels
+
+    vault, _ = labels(rows=ROWS)
+    with service(vault) as found:
+        remote = found.remote()
+        with pytest.raises(WireError, match="no jobs are taken here"):
+            train(remote)
+        assert remote.spent() == 0
