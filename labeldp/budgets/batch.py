@@ -246,14 +246,17 @@ class Batch:
         self.state = replace(after, count=numbers[-1], head=head)
         return numbers
 
-    def write(self) -> None:
-        """Write all charges of the batch; they are on the disk when the transaction has been committed."""
-        if not self._lines:
+    def write(self, *others: Batch) -> None:
+        """Write all charges of this batch, and of others; they are on the disk when the transaction is committed."""
+        batches = [batch for batch in (self, *others) if batch._lines]
+        if not batches:
             return
-        self._connection.execute(_CHARGE, self._lines)
+        self._connection.execute(_CHARGE, [line for batch in batches for line in batch._lines])
+        self._connection.execute(_CHANGE, [batch._changed() for batch in batches])
+
+    def _changed(self) -> dict[str, Any]:
         changed = replace(self.dataset, charges=self.state.count, begun=self.dataset.begun or 0)
-        values = dataset_line(self._database.key, changed, self.state.head)
-        self._connection.execute(_CHANGE, {**values, "which": self._id})
+        return {**dataset_line(self._database.key, changed, self.state.head), "which": self._id}
 
 
 def _lines(database: Database, connection: sa.Connection, names: Collection[str]) -> list[sa.RowMapping]:

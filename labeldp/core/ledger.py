@@ -81,16 +81,19 @@ class Ledger:
         >>> [(group.rows, len(group.plans), len(group.queries)) for group in two.groups()]
         [(2, 1, 1), (1, 1, 2)]
         """
-        asked = [rows for _, _, rows in charges if rows is not None]
-        anyone = None
-        if len(asked) == len(charges) > 0:
-            anyone = asked[0] if len(asked) == 1 else np.unique(np.concatenate(asked))
-        # An empty plan for everyone who is asked anything, and then the queries.
-        ledger = self._changed(anyone, lambda plans: (*plans, ())) if charges else self
-        for event, times, rows in charges:
+        asked, queries = [rows for _, _, rows in charges if rows is not None], list[Query]()
+        for event, times, _ in charges:
             if type(times) is not int or times < 1:
                 raise ValueError(f"times={times!r} is not a number of queries; give a whole number of at least 1")
-            query = Query(event, times)
+            queries.append(Query(event, times))
+        if not asked:
+            return self._changed(None, lambda plans: (*plans, gathered(queries))) if charges else self
+        anyone = None
+        if len(asked) == len(charges):
+            anyone = asked[0] if len(asked) == 1 else np.unique(np.concatenate(asked))
+        # An empty plan for everyone who is asked anything, and then the queries.
+        ledger = self._changed(anyone, lambda plans: (*plans, ()))
+        for query, (_, _, rows) in zip(queries, charges, strict=True):
             ledger = ledger._changed(rows, lambda plans, q=query: (*plans[:-1], gathered((*plans[-1], q))))
         return ledger
 

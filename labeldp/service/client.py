@@ -37,8 +37,11 @@ from labeldp.service.wire import AccessError, BusyError, WireError
 
 Out = TypeVar("Out")
 Rows = npt.ArrayLike | None
+_Declared = dict[str, tuple[str, int | None]]
 # Rows, and bytes of columns, that are sent at a time.
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 1 << 21
+# Bytes of columns that are sent with the question itself, as one message.
+_SMALL = 1 << 18
 # How often a call is sent again when the connection is lost, and how long it waits in between, in seconds.
 _TRIES, _PAUSE, _LONGEST_PAUSE = 8, 0.1, 5.0
 _LOST = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)
@@ -86,6 +89,18 @@ class Connection:
             return json.loads(answer.body.to_pybytes())
 
         return self._again(lambda _: call())
+
+    def ask(self, header: dict[str, Any], columns: Iterable[memoryview]) -> tuple[dict[str, Any], bytes]:
+        """Ask a query with few bytes of columns: one message there, and one back."""
+        content = list(columns)
+
+        def call(again: bool) -> tuple[dict[str, Any], bytes]:
+            action = flight.Action("ask", wire.framed({**header, "again": again}, content))
+            (answer,) = self._client.do_action(action, self._options)
+            told, release = wire.unframed(memoryview(answer.body))
+            return json.loads(bytes(told)), bytes(release)
+
+        return self._again(call)
 
     def exchange(
         self, header: dict[str, Any], schema: pa.Schema, batches: Callable[[], Iterable[pa.RecordBatch]]
@@ -189,6 +204,9 @@ class RemoteAccount:
         self._lock, self._pending = threading.RLock(), threading.local()
         # Names of choices of rows, by their content here.
         self._names: dict[bytes, str] = {}
+        # All rows: known again without looking at them.
+        self.places: npt.NDArray[Any] = np.arange(len(ids))
+        self.places.setflags(write=False)
         self.rows = self._bind()
 
     @property
@@ -243,7 +261,7 @@ class RemoteAccount:
 
     def _named(self, rows: npt.NDArray[Any] | None) -> str:
         """Return the service's name of these rows of the vault, in this order."""
-        if rows is None or (len(rows) == len(self._ids) and np.array_equal(rows, np.arange(len(rows)))):
+        if rows is None or rows is self.places or np.array_equal(rows, self.places):
             return self.rows
         index = np.ascontiguousarray(rows, dtype=np.int64)
         key = hmac.digest(b"rows", index.tobytes(), "sha256")
@@ -264,7 +282,7 @@ class RemoteAccount:
         plan: Sequence[Charged] | None,
     ) -> tuple[Any, Place]:
         """Ask, naming the rows again where the service has forgotten them."""
-        schema = wire.arrow_schema(wire.declared_columns(question.verb, question.settings))
+        declared = wire.declared_columns(question.verb, question.settings)
         header: dict[str, Any] = {
             "do": "ask", "dataset": self._dataset, "request": request, "verb": question.verb,
             "settings": question.settings, "plan_id": plan_id,
@@ -276,7 +294,7 @@ class RemoteAccount:
                     header["plan"] = plan and [
                         {"event": event_to_json(event), "rows": self._named(which)} for event, _, which in plan
                     ]
-                answer, content = self._connection.exchange(header, schema, lambda: _batches(schema, question))
+                answer, content = self._asked(header, question, declared, len(rows))
                 return wire.unpack(content, mechanism), Place(int(answer["entry"]), str(answer["hash"]))
             except StaleRowsError:
                 # The service was started anew, say.
@@ -285,6 +303,20 @@ class RemoteAccount:
                     self._names.clear()
                     self.rows = self._bind()
         raise ServiceError("the service forgets the rows that are named; it serves too many choices at once")
+
+
+    def _asked(
+        self, header: dict[str, Any], question: wire.Question, declared: _Declared, num_rows: int
+    ) -> tuple[dict[str, Any], bytes]:
+        """Send a query in the way that fits its size."""
+        size = num_rows * sum(np.dtype(kind).itemsize * (width or 1) for kind, width in declared.values())
+        if size <= _SMALL:
+            columns = dict(question.columns)
+            if question.stream is not None:
+                columns[wire.FEATURES] = np.concatenate([np.asanyarray(chunk) for chunk in question.stream.read()])
+            return self._connection.ask(header, wire.to_bytes(declared, columns))
+        schema = wire.arrow_schema(declared)
+        return self._connection.exchange(header, schema, lambda: _batches(schema, question))
 
 
 def _batches(schema: pa.Schema, question: wire.Question) -> Iterator[pa.RecordBatch]:
@@ -334,7 +366,7 @@ class RemoteVault(LabelVault):
         noise: Any = _Noise(str(facts["noise"]), 0 if facts["seeded"] else None)
         # In place of labels: the numbers of rows.
         LabelVault.__init__(self, np.arange(len(known)), max(1, len(known)), budget, store=account, rng=noise)
-        self._num_classes, self._places = int(facts["num_classes"]), np.arange(len(known))
+        self._num_classes, self._places = int(facts["num_classes"]), account.places
         self._facts, self._connection, self._account = facts, connection, account
 
     def __repr__(self) -> str:

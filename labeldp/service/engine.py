@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ _MOST_AT_ONCE, _MOST_BYTES = 512, 1 << 28
 # How many queries may wait for the disk before others are turned away.
 _MOST_WAITING = 4096
 PATIENCE_SECONDS = 150.0
+_encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 # Made once: making a statement takes longer than running it.
 _KEEP, _ASKED = sa.insert(REQUESTS), sa.select(REQUESTS).where(
     REQUESTS.c.id.in_(sa.bindparam("ids", expanding=True)), REQUESTS.c.person.in_(sa.bindparam("people", expanding=True))
@@ -194,7 +196,7 @@ class Engine:
             mechanism = wire.decode(ask.verb, ask.settings, chosen.count, arriving)
             _fit(mechanism, chosen.count, served.vault.num_classes)
             event = mechanism.event()
-            if not math.isfinite(epsilon_of((Query(event),), budget.delta or 1e-12)):
+            if not _finite(event, budget.delta or 1e-12):
                 raise WireError("the query has no noise and would cost without bound; give it some")
             rows: RowIndex | None = None if chosen.rows is None else chosen.rows
             charge = Charge(event, 1, _all_or(rows, len(served.vault)))
@@ -328,8 +330,8 @@ class Engine:
                     new.append((job, number, self._entry(job, number)))
             except Exception as error:
                 answers.append((job, error))
-        for batch in books.values():
-            batch.write()
+        first, *others = books.values()
+        first.write(*others)
         places = logbook.append(self.database, connection, [entry for _, _, entry in new], self.key)
         lines = [
             sealed_line(
@@ -427,6 +429,11 @@ def _plan_name(job: _Job) -> str:
     return f"plan {job.person.name} {job.ask.plan_id}"
 
 
+@lru_cache(4096)
+def _finite(event: Event, delta: float) -> bool:
+    return math.isfinite(epsilon_of((Query(event),), delta))
+
+
 def _fit(mechanism: Any, num_rows: int, num_classes: int) -> None:
     try:
         mechanism.fits(num_rows, num_classes)
@@ -451,4 +458,4 @@ def _not_in(plan_id: str) -> str:
 
 
 def _canonical(values: Any) -> bytes:
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _encoded(values).encode()

@@ -42,6 +42,7 @@ from labeldp.service.wire import (
     text,
 )
 
+_Declared = dict[str, tuple[str, int | None]]
 _NAME = text(200)
 _ID = text(128)
 # The declared fields of every message. An exchange's "do" says which of them it is.
@@ -77,6 +78,8 @@ EXCHANGES: Mapping[str, Mapping[str, wire.Check]] = {
         "again": wire.flag,
     },
 }  # fmt: skip
+# A query whose columns are small is one message, and so is its answer: see `wire.framed`.
+SMALL = "ask"
 _DO, _EXCHANGES = choice(*EXCHANGES), {do: wire.fields(declared) for do, declared in EXCHANGES.items()}
 _IDS = pa.schema([pa.field("id", pa.large_string(), nullable=False)])
 # Bytes that an id may have, on average.
@@ -145,6 +148,8 @@ class Server(flight.FlightServerBase):
         return iter([self._called(context, f"action {action.type}", lambda fields: self._act(context, action, fields))])
 
     def _act(self, context: Any, action: Any, fields: dict[str, Any]) -> Any:
+        if action.type == SMALL:
+            return self._ask_small(context, action, fields)
         if action.type not in ACTIONS:
             raise WireError(f"action={action.type[:60]!r} is not one of {', '.join(ACTIONS)}; give one of them")
         body = action.body
@@ -175,7 +180,7 @@ class Server(flight.FlightServerBase):
             answer, content = self._choose(person, given["dataset"], given["rows"], reader), None
         else:
             fields["verb"] = given["verb"]
-            answer, content = self._ask(person, given, reader)
+            answer, content = self._ask(person, given, lambda declared, _: self._arriving(declared, reader))
         writer.write_metadata(pa.py_buffer(json.dumps(answer).encode()))
         if content is not None:
             writer.write_metadata(pa.py_buffer(content))
@@ -296,7 +301,9 @@ class Server(flight.FlightServerBase):
         self.engine.choices.add(dataset, name, rows, len(served.vault))
         return {"rows": name, "count": sent}
 
-    def _ask(self, person: Person, given: dict[str, Any], reader: Any) -> tuple[dict[str, Any], bytes]:
+    def _ask(
+        self, person: Person, given: dict[str, Any], read: Callable[[_Declared, Ask], Iterator[dict[str, Any]]]
+    ) -> tuple[dict[str, Any], bytes]:
         budget = self.access.allowance(person, given["dataset"])
         self._served(given["dataset"])
         settings = wire.checked_settings(given["verb"], given["settings"])
@@ -305,27 +312,50 @@ class Server(flight.FlightServerBase):
             given["request"], given["dataset"], given["rows"], given["verb"], settings, given["settings"],
             given["plan_id"], plan, given["again"],
         )  # fmt: skip
-        schema = wire.arrow_schema(wire.declared_columns(given["verb"], settings))
-        kept = self.engine.ask(person, budget, ask, lambda digest: self._columns(schema, reader, digest))
+        declared = wire.declared_columns(given["verb"], settings)
+        kept = self.engine.ask(
+            person, budget, ask, lambda digest: self._digested(declared, read(declared, ask), digest)
+        )
         return {"entry": kept.place.number, "hash": kept.place.hash, "bytes": len(kept.release)}, kept.release
 
-    def _columns(self, schema: pa.Schema, reader: Any, digest: Any) -> Iterator[dict[str, Any]]:
-        """Yield columns as they arrive, and add all of them to the digest at the end, however they were cut.
+    def _ask_small(self, context: Any, action: Any, fields: dict[str, Any]) -> Any:
+        """Answer a query that came as one message with all of its columns."""
+        person = self._who(context, fields)
+        body = memoryview(action.body if action.body is not None else b"")
+        if len(body) > self._most_bytes:
+            raise WireError(f"more than {self._most_bytes} bytes were sent in one call; ask about parts of the rows")
+        header, content = wire.unframed(body)
+        given = _EXCHANGES["ask"]("", wire.loaded(header))
+        fields |= {"call": "ask", "dataset": given["dataset"], "verb": given["verb"]}
+        answer, release = self._ask(person, given, lambda declared, ask: wire.from_bytes(
+            declared, self.engine.choice(ask.dataset, ask.rows).count, content
+        ))  # fmt: skip
+        return flight.Result(pa.py_buffer(wire.framed(answer, [release])))
 
-        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it. It is
-        computed beside the query that reads them.
-        """
-        sums = {name: hashlib.sha256() for name in schema.names if name != wire.FEATURES}
-        features: Future[int] | None = None
-        sent = rows = 0
+    def _arriving(self, declared: _Declared, reader: Any) -> Iterator[dict[str, Any]]:
+        """Yield columns as they arrive in record batches."""
+        schema, sent = wire.arrow_schema(declared), 0
         for batch in _batches(reader):
             sent += batch.nbytes
             if sent > self._most_bytes:
                 raise WireError(
                     f"more than {self._most_bytes} bytes were sent in one call; ask about parts of the rows"
                 )
-            columns = wire.from_batch(schema, batch)
-            rows += batch.num_rows
+            yield wire.from_batch(schema, batch)
+
+    def _digested(
+        self, declared: _Declared, parts: Iterator[dict[str, Any]], digest: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the parts of columns, and add all of them to the digest at the end, however they were cut.
+
+        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it. It is
+        computed beside the query that reads them.
+        """
+        sums = {name: hashlib.sha256() for name in declared if name != wire.FEATURES}
+        features: Future[int] | None = None
+        rows = 0
+        for columns in parts:
+            rows += len(next(iter(columns.values())))
             for name, column in columns.items():
                 data = column.reshape(-1).view(np.uint8).data if column.size else memoryview(b"")
                 if name == wire.FEATURES:
