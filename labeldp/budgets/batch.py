@@ -173,9 +173,7 @@ class Batch:
             batch._begin(database, connection, line, known.get(line["name"]))
         return batches
 
-    def _begin(
-        self, database: Database, connection: sa.Connection, line: sa.RowMapping, known: State | None
-    ) -> None:
+    def _begin(self, database: Database, connection: sa.Connection, line: sa.RowMapping, known: State | None) -> None:
         self._database, self._connection, self._id = database, connection, int(line["id"])
         self.dataset: DataSet = read_dataset(database.key, line, database.name)
         self.state = self._replayed(line["head"], known or State.empty(self.dataset.units))

@@ -271,9 +271,7 @@ def geometric(source: WordSource, rate: Fraction, size: int, bits: int = _COIN_B
         words = source.narrow_each(len(places), size, bits)
         ones = words < low
         for place, open_case in np.argwhere(~ones & (words < high)):
-            ones[place, open_case] = settle(
-                source.at([open_case]), int(words[place, open_case]), places[place], bits
-            )
+            ones[place, open_case] = settle(source.at([open_case]), int(words[place, open_case]), places[place], bits)
         result += (ones * worth).sum(axis=0)
     else:
         for place, digits in enumerate(places):

@@ -50,8 +50,12 @@ _MOST_WAITING = 4096
 PATIENCE_SECONDS = 150.0
 _encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 # Made once: making a statement takes longer than running it.
-_KEEP, _ASKED = sa.insert(REQUESTS), sa.select(REQUESTS).where(
-    REQUESTS.c.id.in_(sa.bindparam("ids", expanding=True)), REQUESTS.c.person.in_(sa.bindparam("people", expanding=True))
+_KEEP, _ASKED = (
+    sa.insert(REQUESTS),
+    sa.select(REQUESTS).where(
+        REQUESTS.c.id.in_(sa.bindparam("ids", expanding=True)),
+        REQUESTS.c.person.in_(sa.bindparam("people", expanding=True)),
+    ),
 )
 
 

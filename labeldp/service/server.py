@@ -11,9 +11,8 @@ import hashlib
 import json
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pyarrow import flight
 from labeldp.budgets.keys import StoreError
 from labeldp.core.events import DiscreteGaussian, GridGaussian, PureDP, event_from_json
 from labeldp.core.ledger import BudgetExceededError
-from labeldp.service import logbook, wire
+from labeldp.service import logbook, near, wire
 from labeldp.service.access import Access, Person, RateLimit
 from labeldp.service.engine import Ask, Engine, UnknownRowsError
 from labeldp.service.metrics import Metrics
@@ -106,6 +105,16 @@ class _Tokens(flight.ServerMiddlewareFactory):
         return _Token(word.removeprefix("Bearer "))
 
 
+class _Near:
+    """What is known of a call that did not come through Flight."""
+
+    def __init__(self, token: str) -> None:
+        self._token = _Token(token)
+
+    def get_middleware(self, name: str) -> _Token:
+        return self._token
+
+
 class Server(flight.FlightServerBase):
     """A Flight server of one engine.
 
@@ -135,11 +144,12 @@ class Server(flight.FlightServerBase):
         self._limit, self._most_bytes = limit or RateLimit(5000.0, 10_000), most_bytes
         # Strangers share a bucket: guessing tokens is slow for all of them together.
         self._strangers = RateLimit(50.0, 200)
-        self._beside = ThreadPoolExecutor(4, "labeldp-sums")
         self._open, self._closing, self._idle = 0, False, threading.Condition()
         super().__init__(
             listen, middleware={"token": _Tokens()}, tls_certificates=None if tls is None else [tls],
         )  # fmt: skip
+        place = near.beside(listen)
+        self._door = None if place is None else near.Door(place, place.with_suffix(""), self._ask_near)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -320,52 +330,69 @@ class Server(flight.FlightServerBase):
 
     def _ask_small(self, context: Any, action: Any, fields: dict[str, Any]) -> Any:
         """Answer a query that came as one message with all of its columns."""
-        person = self._who(context, fields)
         body = memoryview(action.body if action.body is not None else b"")
-        if len(body) > self._most_bytes:
+        return flight.Result(pa.py_buffer(b"".join(self._ask_message(context, body, None, fields))))
+
+    def _ask_near(self, token: str, message: memoryview, rows: near.Rows | None) -> tuple[bytes, list[bytes]]:
+        """Answer a query that came through the socket beside this one: the kind of its frame, and what is in it."""
+        context = _Near(token)
+        try:
+            run = partial(self._ask_message, context, message, rows)
+            return b"A", self._called(context, "ask", run)
+        except flight.FlightServerError as error:
+            told = {"kind": bytes(error.extra_info).decode(), "said": str(error).partition(". Detail: ")[0]}
+            return b"E", [json.dumps(told).encode()]
+
+    def _ask_message(
+        self, context: Any, message: memoryview, rows: near.Rows | None, fields: dict[str, Any]
+    ) -> list[bytes]:
+        person = self._who(context, fields)
+        if len(message) > self._most_bytes:
             raise WireError(f"more than {self._most_bytes} bytes were sent in one call; ask about parts of the rows")
-        header, content = wire.unframed(body)
+        header, content = wire.unframed(message)
         given = _EXCHANGES["ask"]("", wire.loaded(header))
         fields |= {"call": "ask", "dataset": given["dataset"], "verb": given["verb"]}
-        answer, release = self._ask(person, given, lambda declared, ask: wire.from_bytes(
-            declared, self.engine.choice(ask.dataset, ask.rows).count, content
-        ))  # fmt: skip
-        return flight.Result(pa.py_buffer(wire.framed(answer, [release])))
+
+        def read(declared: _Declared, ask: Ask) -> Iterator[dict[str, Any]]:
+            if rows is None:
+                return wire.from_bytes(declared, self.engine.choice(ask.dataset, ask.rows).count, content)
+            if content or list(declared) != [wire.FEATURES]:
+                raise WireError("only features come in memory; send other columns with the question")
+            kind, width = declared[wire.FEATURES]
+            return self._in_bytes({wire.FEATURES: part} for part in rows(kind, width or 1))
+
+        answer, release = self._ask(person, given, read)
+        return [wire.framed(answer), release]
 
     def _arriving(self, declared: _Declared, reader: Any) -> Iterator[dict[str, Any]]:
         """Yield columns as they arrive in record batches."""
-        schema, sent = wire.arrow_schema(declared), 0
-        for batch in _batches(reader):
-            sent += batch.nbytes
+        schema = wire.arrow_schema(declared)
+        return self._in_bytes(wire.from_batch(schema, batch) for batch in _batches(reader))
+
+    def _in_bytes(self, parts: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield parts of columns, until they are too large together."""
+        sent = 0
+        for columns in parts:
+            sent += sum(column.nbytes for column in columns.values())
             if sent > self._most_bytes:
                 raise WireError(
                     f"more than {self._most_bytes} bytes were sent in one call; ask about parts of the rows"
                 )
-            yield wire.from_batch(schema, batch)
+            yield columns
 
-    def _digested(
-        self, declared: _Declared, parts: Iterator[dict[str, Any]], digest: Any
-    ) -> Iterator[dict[str, Any]]:
+    def _digested(self, declared: _Declared, parts: Iterator[dict[str, Any]], digest: Any) -> Iterator[dict[str, Any]]:
         """Yield the parts of columns, and add all of them to the digest at the end, however they were cut.
 
-        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it. It is
-        computed beside the query that reads them.
+        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it.
         """
-        sums = {name: hashlib.sha256() for name in declared if name != wire.FEATURES}
-        features: Future[int] | None = None
+        sums = {name: wire.CheckSum() if name == wire.FEATURES else hashlib.sha256() for name in declared}
         rows = 0
         for columns in parts:
             rows += len(next(iter(columns.values())))
             for name, column in columns.items():
-                data = column.reshape(-1).view(np.uint8).data if column.size else memoryview(b"")
-                if name == wire.FEATURES:
-                    before = 0 if features is None else features.result()
-                    features = self._beside.submit(zlib.crc32, data, before)
-                else:
-                    sums[name].update(data)
+                sums[name].update(column if name == wire.FEATURES else column.reshape(-1).view(np.uint8).data)
             yield columns
-        found = [(name, one.hexdigest()) for name, one in sums.items()]
-        digest.update(f"{rows} {0 if features is None else features.result()} {found}".encode())
+        digest.update(f"{rows} {[(name, one.hexdigest()) for name, one in sums.items()]}".encode())
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -376,6 +403,8 @@ class Server(flight.FlightServerBase):
             self._closing = True
             while self._open and time.monotonic() < end:
                 self._idle.wait(0.1)
+        if self._door is not None:
+            self._door.close()
         self.shutdown()
         self.engine.close()
 
