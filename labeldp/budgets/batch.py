@@ -36,7 +36,6 @@ from labeldp.budgets.tables import (
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, Unit, check_budget
 
-
 # What was charged since a ledger was composed, the newest first: (all before it, plan).
 _Later = tuple["_Later", Plan] | None
 

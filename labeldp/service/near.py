@@ -7,12 +7,15 @@ room left) asks through gRPC: the questions, checks, charges and answers are the
     socket    the service's own and `.near`; made with the same permissions, in the same folder
     frame     one letter for its kind, four bytes for its length, and that many bytes
     analyst   T token · A question with its columns · M question whose rows come in memory · R so many rows lie in the
-              next slot (0: that was all)
+              next slot · S that was all, and their check sum
     service   A answer · E refusal · M memory, its file handed over · C a slot is free again
 
 **Shared memory is the analyst's to write, at any moment.** The service makes it, of a fixed size that nobody can change
 (sealed: a file cut off under a reader would end it), and opens nothing that an analyst names. Rows are copied out of it
-once, some hundred at a time, and what is checked, summed and compared is the copy.
+once, some hundred at a time, and what is checked and added up is the copy.
+
+The check sum is the analyst's word: by it a question under an id that was another question's is found to be a mistake.
+Whoever lies about it is refused, or told once more what was released under that id.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.service.wire import BusyError, WireError
+from labeldp.service.wire import SUM_BYTES, BusyError, CheckSum, WireError
 
 Array = npt.NDArray[Any]
 # Bytes of a token, and of a question with its columns.
@@ -140,10 +143,8 @@ class Memory:
 
 # -- the service's side ------------------------------------------------------------------------------------------------
 
-# Reads the rows of a question, of a type and a width, as they are written into the memory.
-Rows = Callable[[str, int], Iterator[Array]]
-# Answers a question: token, message, how its rows are read (None where its columns are in it). Frame and its parts.
-Answer = Callable[[str, memoryview, Rows | None], tuple[bytes, Iterable[bytes]]]
+# Answers a question: token, message, what its rows come in (None where its columns are in it). Frame and its parts.
+Answer = Callable[[str, memoryview, "Shared | None"], tuple[bytes, Iterable[bytes]]]
 
 
 class Door:
@@ -190,7 +191,7 @@ class Door:
                 line.close()
 
     def _serve(self, line: Line) -> None:
-        shared = _Shared(self, line)
+        shared = Shared(self, line)
         try:
             line.channel.settimeout(HELLO_SECONDS)
             kind, token = line.take(MOST_TOKEN)
@@ -198,7 +199,7 @@ class Door:
             kind, message = line.take(MOST_MESSAGE)
             line.channel.settimeout(None)
             while kind in (b"A", b"M"):
-                answered, parts = self._answer(word, message, shared.rows if kind == b"M" else None)
+                answered, parts = self._answer(word, message, shared if kind == b"M" else None)
                 shared.close()
                 line.send(answered, *parts)
                 if shared.unread:
@@ -245,13 +246,13 @@ class Door:
                 line.channel.shutdown(socket.SHUT_RDWR)
 
 
-class _Shared:
+class Shared:
     """The memory of one analyst, for as long as one question takes."""
 
     def __init__(self, door: Door, line: Line) -> None:
         self._door, self._line, self._memory = door, line, None
-        # Whether rows may have been announced that nobody has read.
-        self.unread = False
+        # Whether rows may have been announced that nobody has read; once they were all read, their check sum.
+        self.unread, self.sum = False, ""
 
     def rows(self, kind: str, width: int) -> Iterator[Array]:
         """Yield the rows of a question as they come, some hundred at a time, each time over those before."""
@@ -279,11 +280,14 @@ class _Shared:
     def _announced(self, most: int) -> int:
         """Return how many rows lie in the next slot, 0 at the end; WireError where it cannot be."""
         try:
-            kind, content = self._line.take(4)
+            kind, content = self._line.take(SUM_BYTES)
         except (OSError, EOFError):
             raise WireError("the rows ended before they were all there; send them again") from None
+        if kind == b"S":
+            self.sum = bytes(content).hex()
+            return 0
         count = int.from_bytes(content, "little")
-        if kind != b"R" or len(content) != 4 or count > most:
+        if kind != b"R" or len(content) != 4 or not 0 < count <= most:
             raise WireError(f"a slot is announced with {count} rows and holds {most}; announce what is there")
         return count
 
@@ -346,7 +350,7 @@ class Caller:
     def _fill(self, memory: Memory, chunks: Iterable[Array], kind: str, width: int) -> tuple[bytes, memoryview] | None:
         """Write rows into slot after slot, each when it is free; return the answer where it comes before the end."""
         slots = [memory.rows(slot, kind, width) for slot in range(memory.slots)]
-        free, turn, filled = len(slots), 0, 0
+        free, turn, filled, total = len(slots), 0, 0, CheckSum()
         for chunk in chunks:
             done = 0
             while done < len(chunk):
@@ -357,12 +361,14 @@ class Caller:
                     free += 1
                 slot = slots[turn]
                 count = min(len(chunk) - done, len(slot) - filled)
-                np.copyto(slot[filled : filled + count], chunk[done : done + count])
+                part = chunk[done : done + count]
+                total.update(part)
+                np.copyto(slot[filled : filled + count], part)
                 filled, done = filled + count, done + count
                 if filled == len(slot):
                     self._line.send(b"R", filled.to_bytes(4, "little"))
                     free, turn, filled = free - 1, (turn + 1) % len(slots), 0
         if filled:
             self._line.send(b"R", filled.to_bytes(4, "little"))
-        self._line.send(b"R", bytes(4))
+        self._line.send(b"S", bytes.fromhex(total.hexdigest()))
         return None

@@ -312,7 +312,11 @@ class Server(flight.FlightServerBase):
         return {"rows": name, "count": sent}
 
     def _ask(
-        self, person: Person, given: dict[str, Any], read: Callable[[_Declared, Ask], Iterator[dict[str, Any]]]
+        self,
+        person: Person,
+        given: dict[str, Any],
+        read: Callable[[_Declared, Ask], Iterator[dict[str, Any]]],
+        rows: near.Shared | None = None,
     ) -> tuple[dict[str, Any], bytes]:
         budget = self.access.allowance(person, given["dataset"])
         self._served(given["dataset"])
@@ -324,7 +328,7 @@ class Server(flight.FlightServerBase):
         )  # fmt: skip
         declared = wire.declared_columns(given["verb"], settings)
         kept = self.engine.ask(
-            person, budget, ask, lambda digest: self._digested(declared, read(declared, ask), digest)
+            person, budget, ask, lambda digest: self._digested(declared, read(declared, ask), digest, rows)
         )
         return {"entry": kept.place.number, "hash": kept.place.hash, "bytes": len(kept.release)}, kept.release
 
@@ -333,7 +337,7 @@ class Server(flight.FlightServerBase):
         body = memoryview(action.body if action.body is not None else b"")
         return flight.Result(pa.py_buffer(b"".join(self._ask_message(context, body, None, fields))))
 
-    def _ask_near(self, token: str, message: memoryview, rows: near.Rows | None) -> tuple[bytes, list[bytes]]:
+    def _ask_near(self, token: str, message: memoryview, rows: near.Shared | None) -> tuple[bytes, list[bytes]]:
         """Answer a query that came through the socket beside this one: the kind of its frame, and what is in it."""
         context = _Near(token)
         try:
@@ -344,7 +348,7 @@ class Server(flight.FlightServerBase):
             return b"E", [json.dumps(told).encode()]
 
     def _ask_message(
-        self, context: Any, message: memoryview, rows: near.Rows | None, fields: dict[str, Any]
+        self, context: Any, message: memoryview, rows: near.Shared | None, fields: dict[str, Any]
     ) -> list[bytes]:
         person = self._who(context, fields)
         if len(message) > self._most_bytes:
@@ -359,9 +363,9 @@ class Server(flight.FlightServerBase):
             if content or list(declared) != [wire.FEATURES]:
                 raise WireError("only features come in memory; send other columns with the question")
             kind, width = declared[wire.FEATURES]
-            return self._in_bytes({wire.FEATURES: part} for part in rows(kind, width or 1))
+            return self._in_bytes({wire.FEATURES: part} for part in rows.rows(kind, width or 1))
 
-        answer, release = self._ask(person, given, read)
+        answer, release = self._ask(person, given, read, rows)
         return [wire.framed(answer), release]
 
     def _arriving(self, declared: _Declared, reader: Any) -> Iterator[dict[str, Any]]:
@@ -380,19 +384,28 @@ class Server(flight.FlightServerBase):
                 )
             yield columns
 
-    def _digested(self, declared: _Declared, parts: Iterator[dict[str, Any]], digest: Any) -> Iterator[dict[str, Any]]:
+    def _digested(
+        self, declared: _Declared, parts: Iterator[dict[str, Any]], digest: Any, shared: near.Shared | None
+    ) -> Iterator[dict[str, Any]]:
         """Yield the parts of columns, and add all of them to the digest at the end, however they were cut.
 
-        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it.
+        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it. Where
+        they come in memory it is the analyst who has computed it.
         """
         sums = {name: wire.CheckSum() if name == wire.FEATURES else hashlib.sha256() for name in declared}
         rows = 0
         for columns in parts:
             rows += len(next(iter(columns.values())))
             for name, column in columns.items():
-                sums[name].update(column if name == wire.FEATURES else column.reshape(-1).view(np.uint8).data)
+                if name != wire.FEATURES:
+                    sums[name].update(column.reshape(-1).view(np.uint8).data)
+                elif shared is None:
+                    sums[name].update(column)
             yield columns
-        digest.update(f"{rows} {[(name, one.hexdigest()) for name, one in sums.items()]}".encode())
+        found = {name: one.hexdigest() for name, one in sums.items()}
+        if shared is not None:
+            found[wire.FEATURES] = shared.sum
+        digest.update(f"{rows} {list(found.items())}".encode())
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

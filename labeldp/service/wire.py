@@ -534,6 +534,10 @@ def from_bytes(
         yield found
 
 
+# Of a check sum.
+SUM_BYTES = 8
+
+
 class CheckSum:
     """Of rows of numbers, however they are cut: finds another number, and rows or columns in another order.
 
