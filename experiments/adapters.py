@@ -417,7 +417,8 @@ FAMILIES: dict[str, Family] = {
     "one_shot_studied": Family(
         semi.studied_head_and_answers,
         _HEAD_NEEDS | semi.FIXMATCH_NEEDS | {"learn", "study", "student"},
-        semi.VIEWS_MAY_HAVE | {"average", "aligned", "shares", "share", "first", "linear", "consensus"},
+        semi.VIEWS_MAY_HAVE
+        | {"average", "aligned", "shares", "share", "first", "part", "linear", "crossfit", "consensus"},
     ),
     "one_shot_aug_descent": Family(
         semi.head_and_two_networks, _HEAD_NEEDS | semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
 
 from experiments import public_features
 from experiments.settings import named
@@ -50,6 +52,19 @@ def model(settings: Mapping[str, Any], images: Any, num_classes: int, seed: int,
     if "start" in settings:
         public_features.fill(made, settings["start"], images)
     return made
+
+
+class Mean(nn.Module):
+    """Several networks as one: the logarithm of their mean probabilities."""
+
+    def __init__(self, networks: list[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Map (n, …) → (n, K)."""
+        scores = torch.stack([log_softmax(network(inputs).float(), dim=1) for network in self.networks])
+        return scores.logsumexp(dim=0) - math.log(len(self.networks))
 
 
 def keep(folder: Path, name: str, network: nn.Module, rows: Mapping[str, Inputs]) -> None:

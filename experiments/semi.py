@@ -19,13 +19,14 @@ from labeldp.features.augment import Augment, compose, cutout, learned_view, sca
 from labeldp.features.encoders import OverCrops, begin_as, probe, probed
 from labeldp.learning import evidence
 from labeldp.learning.consensus import consensus
-from labeldp.learning.dividemix import co_refine
+from labeldp.learning.crossfit import crossfit
+from labeldp.learning.dividemix import Pair, co_refine
 from labeldp.learning.evidence import Labels
 from labeldp.learning.fixmatch import FreeThreshold, SoftThreshold, fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
 from labeldp.learning.optimisers import one_cycle, piecewise, seven_sixteenths, sgd, weights_sgd
 from labeldp.learning.train import fit, predict
-from labeldp.learning.tuning import tune
+from labeldp.learning.tuning import Stage, tune
 from labeldp.recipes import aug_descent, denoise_ssl, distil, lp_mst, one_shot, one_shot_prior, per_row
 from labeldp.recipes.budget import split_budget
 
@@ -49,7 +50,7 @@ FIXMATCH_MAY_HAVE = VIEWS_MAY_HAVE | {
 # In place of a number.
 THRESHOLDS = {"soft": lambda classes: SoftThreshold(), "free": FreeThreshold}
 # Settings of what is queried after a distillation (`kept_distillations`).
-_AFTER_DISTILLATION = frozenset({"share", "first", "shares", "learn", "consensus"})
+_AFTER_DISTILLATION = frozenset({"share", "first", "shares", "learn", "consensus", "crossfit"})
 _PLAIN_MAY_HAVE = frozenset({"epochs", "batch_size", "learning_rate", "weight_decay", "average", "mixup", "cutout"})
 # Epochs between two checkpoints of a distillation, which takes minutes.
 _EVERY = 50
@@ -135,19 +136,24 @@ def scores_of(teacher: Any, features: Tensor) -> Tensor:
 def studied_head_and_answers(job: Training) -> nn.Module:
     """The moment, `head_and_fixmatch` by the settings in `study`, responses under that network, then the posterior.
 
-    With `consensus` the posterior is learnt twice: by the network, going on, and by one of the `model` in there, from
-    random weights, on the rows where both agree (`labeldp.learning.consensus`).
+    With `part` only so many of the rows are in the moment, and the others respond with all of ε. With `crossfit`
+    networks make the prior better by each other's responses (`labeldp.learning.crossfit`), and the result is the mean
+    of them and of what learnt the posterior. With `consensus` the posterior is learnt twice: by the network, going on,
+    and by one of the `model` in there, from random weights, on the rows where both agree
+    (`labeldp.learning.consensus`).
     """
     public, settings, own = public_of(job), job.settings, job.settings["study"]
     _check_own("study", own, FIXMATCH_NEEDS | FIXMATCH_MAY_HAVE | {"epochs", "per_class"})
     learner, student = learner_of(replace(job, settings={**settings, **own})), student_of(job)
 
     fit = _plainly(job, settings) if "consensus" not in settings else consensus_of(job)
+    inside = _in_moment(job)
+    begun, judges = list[nn.Module](), list[nn.Module]()
 
     def teach(model: nn.Module, inputs: Any, shot: one_shot.OneShot, folder: Path | None = None) -> nn.Module:
         teacher: Any = shot
         if settings.get("linear", False):
-            teacher = distil.linear_after(shot, public.features)
+            teacher = distil.linear_after(shot, public.features if inside is None else public.features[inside])
             if "start" in settings:
                 begin_as(model, inputs, scores_of(teacher, public.features))
         return distil.train_on_most_confident(
@@ -155,21 +161,61 @@ def studied_head_and_answers(job: Training) -> nn.Module:
             folder=folder,
         )  # fmt: skip
 
+    def teach_plainly(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
+        begun.append(copy.deepcopy(model))
+        return teach(model, inputs, shot)
+
     ask: dict[str, Any] = {
         "shares": tuple(settings.get("shares", [1.0])), "begin": "start" in settings,
+        "judge": crossfit_of(job, begun, judges) if "crossfit" in settings else None,
         "believe": _mirrored if settings.get("mirrored", False) else predict,
     }  # fmt: skip
     if job.kept is None:
-        return moment_then_responses(job, public, fit, distil=teach, **ask)
+        return _all(job, moment_then_responses(job, public, fit, distil=teach_plainly, **ask), judges)
     run = sorted(settings.items(), key=str), job.epsilon
     with kept_distillations.distillation(job.kept, _of_distillation(job), run, job.notes) as kept:
 
         def once(model: nn.Module, inputs: Any, shot: one_shot.OneShot) -> nn.Module:
+            begun.append(copy.deepcopy(model))
             made = kept.once(model, lambda: teach(model, inputs, shot, kept.folder))
             job.keep("student", made)
             return made
 
-        return moment_then_responses(job, public, fit, distil=once, folder=kept.folder, **ask)
+        return _all(job, moment_then_responses(job, public, fit, distil=once, folder=kept.folder, **ask), judges)
+
+
+def _all(job: Training, model: nn.Module, judges: list[nn.Module]) -> nn.Module:
+    """The model, a network or a pair of them, and the judges of its cross-fitting, each counting alike."""
+    if not judges:
+        return model
+    for number, judge in enumerate(judges, start=1):
+        job.keep(f"judge {number}", judge)
+    job.keep("without judges", model)
+    return networks.Mean([*((model.first, model.second) if isinstance(model, Pair) else (model,)), *judges])
+
+
+def crossfit_of(job: Training, begun: list[nn.Module], judges: list[nn.Module]) -> Any:
+    """Cross-fitting by the settings in `crossfit`: how often, in how many folds, and the plain training of each.
+
+    Networks begin as the one in `begun`, before it was taught. Those of the last round go to `judges`.
+    """
+    settings, own = job.settings, job.settings["crossfit"]
+    _check_own("crossfit", own, _PLAIN_MAY_HAVE | {"rounds", "folds"})
+    likely, plain = job.notes.setdefault("crossfit", {}), _plainly(job, {**settings, **own})
+
+    def judge(model: nn.Module, inputs: Any, known: lp_mst.Known, **more: Any) -> Tensor:
+        def fit(*given: Any, **others: Any) -> nn.Module:
+            judges.append(plain(*given, **others))
+            del judges[: -own["folds"]]
+            return judges[-1]
+
+        return crossfit(
+            begun[0], inputs, known.scores, known.evidence, fit=fit, folds=own["folds"], times=own["rounds"],
+            believe=_mirrored if settings.get("mirrored", False) else predict, seed=job.seed,
+            report=lambda number, value: likely.update({str(number): round(value, 6)}), **more,
+        )  # fmt: skip
+
+    return judge
 
 
 def consensus_of(job: Training) -> Any:
@@ -265,7 +311,8 @@ def _split(job: Training) -> one_shot_prior.Split | None:
     if "first" in settings:
         if "share" in settings or not 0 < settings["first"] <= job.epsilon:
             raise ValueError(f"first={settings['first']} of epsilon={job.epsilon}: give at most that, and no share")
-        return one_shot_prior.Split(settings["first"], job.epsilon - settings["first"], math.nan)
+        part = settings.get("part", 1.0)
+        return one_shot_prior.Split(settings["first"], job.epsilon - settings["first"], math.nan, part)
     if "share" not in settings:
         return None
     shares = settings["share"], 1 - settings["share"]
@@ -365,7 +412,20 @@ def public_of(job: Training) -> public_features.Public:
 
 
 def _tuning(job: Training, public: public_features.Public) -> Any:
-    return functools.partial(tune, stage=public.stage(job.vault.num_classes), seed=job.seed)
+    inside, classes = _in_moment(job), job.vault.num_classes
+    # As many rows as the moment will have: noise weighs more against fewer.
+    stage = public.stage(classes) if inside is None else Stage(public.features[inside], classes, seed=public.seed)
+    return functools.partial(tune, stage=stage, seed=job.seed)
+
+
+def _in_moment(job: Training) -> Tensor | None:
+    """The rows whose labels are in the moment; None for all."""
+    if "part" not in job.settings:
+        return None
+    split = _split(job)
+    if split is None:
+        raise ValueError(f"part={job.settings['part']} of the rows at which epsilon? give first as well")
+    return torch.from_numpy(split.rows(len(job.vault), job.seed)[0]).to(job.inputs.device)
 
 
 def _shot(job: Training, public: public_features.Public) -> one_shot.OneShot:

@@ -92,6 +92,11 @@ def on_classes(classes: Tensor) -> Objective:
     return lambda logits, rows: cross_entropy(logits, classes[rows], reduction="none")
 
 
+def on_targets(targets: Tensor) -> Objective:
+    """Return the cross-entropy with class probabilities, (n, K): a posterior, or what a teacher believes."""
+    return lambda logits, rows: -(targets[rows] * log_softmax(logits, dim=-1)).sum(dim=-1)
+
+
 def on_responses(noisy: NoisyLabels, device: Device = "cpu") -> Objective:
     """Return the cross-entropy with responses taken at their word (mixup or few epochs help against the noise)."""
     return on_classes(torch.from_numpy(noisy.hard()).to(device))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from labeldp.core.vault import LabelVault
-from labeldp.learning.evidence import Objective, evidence, forward_loss, on_classes, posterior
+from labeldp.learning.evidence import Objective, evidence, forward_loss, on_classes, on_targets, posterior
 from labeldp.learning.train import Inputs, predict
 from labeldp.mechanisms.responses import PriorResponse
 from labeldp.recipes.arguments import Fit, checked, device_of
@@ -62,8 +62,7 @@ def posterior_of_model(known: Known) -> Objective:
     """
     if known.scores is None:
         return likelihood(known)
-    targets = posterior(known.evidence, log_softmax(known.scores, dim=1))
-    return lambda logits, rows: -(targets[rows] * log_softmax(logits, dim=-1)).sum(dim=-1)
+    return on_targets(posterior(known.evidence, log_softmax(known.scores, dim=1)))
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Generator, Tensor, nn
 
@@ -57,7 +58,7 @@ from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.moments import Moments, RowChunks
 from labeldp.mechanisms.users import UserVault
 from labeldp.recipes.arguments import checked
-from labeldp.recipes.kept import check_affordable, in_folder, query_note, release_once
+from labeldp.recipes.kept import check_affordable, digest, in_folder, query_note, release_once
 from labeldp.releases import NoisyMoments
 
 HEADS: tuple[Head, ...] = (ridge_head, softmax_head)
@@ -132,6 +133,7 @@ def train(
     heads: Sequence[Head] = HEADS,
     most: int | None = None,
     weighted: bool = False,
+    rows: npt.NDArray[np.intp] | None = None,
     seed: int = 0,
     folder: Path | None = None,
     report: Report | None = None,
@@ -149,6 +151,7 @@ def train(
             of features when None), and the seed that draws them. With m = n the result is that of plain features.
         weighted: whether classes will be weighed against each other by their probabilities, which then have to be right
             for rare ones, too: softmax regression, with a level of every class (`labeldp.learning.rare`).
+        rows: of which of the vault's rows the features are, and whose labels are in the moment; all when None.
         folder: keeps plan and moment, so that a killed run goes on and draws nothing twice.
         report: gets every step.
 
@@ -161,19 +164,23 @@ def train(
     clock = Clock(report)
     noise, heads = noise_for(epsilon, delta), (softmax_head,) if weighted else heads
     if isinstance(features, Streamed):
+        if rows is not None:
+            raise ValueError(
+                f"rows are {len(rows)} of a table that is read part by part; leave rows out, or give it whole"
+            )
         check_count(len(features), "features", vault)
     else:
-        check_features(features, vault)
-    check_affordable(vault, (event_of(noise), None, in_folder(folder, "moment.npz")))
+        check_features(features, vault, rows)
+    check_affordable(vault, (event_of(noise), rows, in_folder(folder, "moment.npz")))
     if isinstance(features, Streamed):
         return _of_coded(features, vault, noise, tune, heads, most, weighted, seed, folder, clock)
     found = tuned(features, vault.num_classes, noise, tune, heads, folder, clock)
     clock("moment", f"the sum over rows of {found.basis.width} directions is computed")
-    rows = found.basis(features)
-    mechanism = Moments(rows.detach().cpu().numpy(), vault.num_classes, noise, _radius(rows, noise))
-    noisy = _released(mechanism, rows.shape[1], vault, folder, lambda: rows.sum(dim=0, dtype=torch.float64))
-    clock("query", f"{noisy.num_classes} × {rows.shape[1]} numbers, noise {noisy.noise_std:.3g}")
-    return fitted(found, heads, noisy, rows, clock, weighted)
+    turned = found.basis(features)
+    mechanism = Moments(turned.detach().cpu().numpy(), vault.num_classes, noise, _radius(turned, noise))
+    noisy = _released(mechanism, turned.shape[1], vault, folder, lambda: turned.sum(dim=0, dtype=torch.float64), rows)
+    clock("query", f"{noisy.num_classes} × {turned.shape[1]} numbers, noise {noisy.noise_std:.3g}")
+    return fitted(found, heads, noisy, turned, clock, weighted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,8 +258,11 @@ def event_of(noise: Noise) -> Event:
     return Moments(np.zeros((1, 1)), 1, noise, 1.0).event()
 
 
-def check_features(features: Tensor, vault: LabelVault) -> None:
-    """Raise ValueError unless there is one row of finite floats per label, and labels are protected one by one."""
+def check_features(features: Tensor, vault: LabelVault, rows: npt.NDArray[np.intp] | None = None) -> None:
+    """Raise ValueError unless there is one row of finite floats per label, and labels are protected one by one.
+
+    The labels are those of these rows of the vault; of all when None.
+    """
     if isinstance(vault, UserVault):
         raise ValueError(
             "vault protects all labels of a user, and this moment one label; release Moments(..., users=...)"
@@ -260,7 +270,10 @@ def check_features(features: Tensor, vault: LabelVault) -> None:
     if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point():
         kind = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"features is {kind}; give a tensor of floats, (n, p)")
-    check_count(len(features), "features", vault)
+    if rows is None:
+        check_count(len(features), "features", vault)
+    elif len(features) != len(rows):
+        raise ValueError(f"features has {len(features)} rows and rows {len(rows)}; give one per label asked for")
     if not math.isfinite(float(features.sum(dtype=torch.float64))):
         raise ValueError("features has values that are not finite; fill in or drop missing ones")
 
@@ -303,13 +316,20 @@ def tuned(
 
 
 def _released(
-    mechanism: Moments, width: int, vault: LabelVault, folder: Path | None, total: Callable[[], Tensor]
+    mechanism: Moments,
+    width: int,
+    vault: LabelVault,
+    folder: Path | None,
+    total: Callable[[], Tensor],
+    rows: npt.NDArray[np.intp] | None = None,
 ) -> NoisyMoments:
     """Release the moment, or return the one that is kept if it is of features with this total."""
     kept, note = in_folder(folder, "moment.npz"), {**query_note(vault, mechanism), "width": width}
+    if rows is not None:
+        note["rows queried"] = digest(rows)
     found = kept is not None and kept.exists()
     numbers = (vault.num_classes + 1) * width
-    noisy = release_once(vault, mechanism, kept, note, numbers=numbers)
+    noisy = release_once(vault, mechanism, kept, note, rows, numbers=numbers)
     # Not a hash of the rows: a GPU may round them otherwise the next time.
     near = 1e-2 * math.sqrt(len(vault)) + 1e-3 * len(vault)
     if found and not np.allclose(noisy.total, total().cpu().numpy(), rtol=1e-2, atol=near):

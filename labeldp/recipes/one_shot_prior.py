@@ -13,12 +13,16 @@ whose LP-MST is the second step; here its first stage has a prior, too).
 With `distil` the model learns from the head before any row responds, by any method that needs no more labels, and its
 probabilities are the prior: a network that has seen all images is right more often than a head, and the posterior is
 still honest, for the prior knows nothing of the responses. (A model that learns from posteriors under its own beliefs
-remembers rows in time, and counts their responses again: see experiments/posteriors.py.)
+remembers rows in time, and counts their responses again: see experiments/posteriors.py.) With `judge` models learn
+from responses before the posterior is taken, each from other rows than it judges (`learning.crossfit`).
 
 Every row is in the moment and responds once: adaptive composition of a Gaussian query and a pure one. ε₁ is the largest
 for which the two together cost (ε, δ) by their privacy loss distributions, a little more than ε − ε₂
 (`budget.split_budget`). How to split is tuned on clusters, without labels (`tune_split`). Where responses would be no
 better than the head, all of ε goes into the moment, and the model is a student of the head.
+
+Or rows are split instead: a random part of them is in the moment at ε₁ and responds at ε₂, all others respond at the
+whole ε (`Split.part`). A replaced label is in one of the two parts, so that (ε, δ) covers both (parallel composition).
 """
 
 from __future__ import annotations
@@ -57,17 +61,33 @@ SHARES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 Distil = Callable[[nn.Module, Inputs, OneShot], nn.Module]
 # The model and its inputs ↦ its scores of all rows, (n, K).
 Believe = Callable[[nn.Module, Inputs], Tensor]
+# The model, its inputs and what is known ↦ honest scores of all rows, (n, K): none has seen its own row's response.
+Judge = Callable[..., Tensor]
 # Prior (n, K) and ε ↦ which classes a row may respond with, booleans (n, K), at least one in each row.
 Sets = Callable[[npt.NDArray[np.float64], float], BoolArray]
 
 
 @dataclass(frozen=True)
 class Split:
-    """A budget in two parts, (ε₁, δ) and ε₂, and the share of pseudo-labels that responses would have right."""
+    """A budget in two parts, (ε₁, δ) and ε₂, and the share of pseudo-labels that responses would have right.
+
+    Args:
+        first, second: ε₁ and ε₂.
+        expected: the share of pseudo-labels; NaN where nobody has tried.
+        part: the share of rows that pay for both, drawn without labels; the others only respond, with all of ε.
+    """
 
     first: float
     second: float
     expected: float
+    part: float = 1.0
+
+    def rows(self, count: int, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Return which of so many rows are in the moment, and the others; both sorted."""
+        # Not the stages' own order, or the first stage would have the rows of the moment.
+        order = np.random.default_rng([seed, 1]).permutation(count)
+        inside, outside = np.split(order, [round(self.part * count)])
+        return np.sort(inside), np.sort(outside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +160,7 @@ def train(
     tune: Tune = tune,
     begin: bool = False,
     distil: Distil | None = None,
+    judge: Judge | None = None,
     believe: Believe = predict,
     seed: int = 0,
     folder: Path | None = None,
@@ -167,49 +188,62 @@ def train(
             or `distil.train_after`. Its probabilities, no more confident on average than the head's, are then the
             prior; how confident it may be is settled by the responses (`learning.heads.scale_by_responses`). Learn
             from them by `lp_mst.posterior_of_model` alone. To go on after a kill it needs the folder, too.
+        judge: makes the prior of the last stage better by responses of other rows, such as
+            `learning.crossfit.crossfit` with its settings bound. Learn from it by `lp_mst.posterior_of_model` alone.
         believe: the scores of a model, which are the next prior, such as their mean over an image and its mirror
             (`features.encoders.OverCrops`).
-        seed: of the stages' rows.
+        seed: of the stages' rows, and of those in the moment.
         folder: keeps all releases and checkpoints, so that a killed run goes on and draws nothing twice.
         report: as in `one_shot.train`.
     """
     stages = lp_mst.split(len(vault), shares, seed)
     if begin:
         _beginner(model, inputs)  # refused before anything is spent
-    if not learn:
-        raise ValueError("learn is empty; give at least one way to learn from responses")
-    for one in learn:
-        lp_mst.check_learn(one, vault.num_classes)
+    _check_learns(learn, vault.num_classes)
     if split is None:
         check_features(features, vault)
         split = tune_split(features, vault.num_classes, epsilon, delta)
     _check_split(split, epsilon, delta)
+    inside, outside = split.rows(len(vault), seed)
     # No row is in two stages, so the responses cost what those of one stage do.
-    moment = (event_of(noise_for(split.first, delta)), None, in_folder(folder, "moment.npz"))
-    stages_of = enumerate(stages if split.second > 0 else (), start=1)
-    responses_of = [(PureDP(split.second), rows, in_folder(folder, f"responses-{n}.npz")) for n, rows in stages_of]
-    vault = planned(vault, moment, *responses_of)
-    shot = one_shot.train(features, vault, epsilon=split.first, delta=delta, tune=tune, folder=folder, report=report)
+    parts = [(inside, split.second, "")] * (split.second > 0) + [(outside, epsilon, "-outside")] * (len(outside) > 0)
+    blocks = [
+        [
+            _Block(np.intersect1d(rows, part), spent, in_folder(folder, f"responses-{number}{name}.npz"))
+            for part, spent, name in parts
+        ]
+        for number, rows in enumerate(stages, start=1)
+    ]
+    seen = None if split.part == 1 else inside
+    moment = (event_of(noise_for(split.first, delta)), seen, in_folder(folder, "moment.npz"))
+    vault = planned(vault, moment, *((PureDP(one.epsilon), one.rows, one.kept) for stage in blocks for one in stage))
+    some = features if seen is None else features[torch.from_numpy(seen).to(features.device)]
+    shot = one_shot.train(
+        some, vault, epsilon=split.first, delta=delta, tune=tune, rows=seen, folder=folder, report=report
+    )
     scores = shot.logits(features).to(device_of(model))
     if begin:
         begin_as(model, _beginner(model, inputs), scores)
     if distil is not None:
         model = distil(model, inputs, shot)
-        if split.second == 0:
+        if not parts:
             return OneShotPrior(model, shot, (), split)
         scores = softened(believe(model, inputs), shot.confidence)
-    if split.second == 0:
+    if not parts:
         # Without responses the posterior is the prior, and there is no likelihood to go on with.
         known = Known(scores.argmax(dim=1), torch.zeros_like(scores), scores)
         settings = checkpoint_of(folder, scores.cpu().numpy())
         return OneShotPrior(fit(model, inputs, lp_mst.posterior_of_model(known), **settings), shot, (), split)
-    responses = _Responses(vault, split.second, sets, scores, folder)
+    responses = _Responses(vault, sets, scores)
     for number, rows in enumerate(stages, start=1):
+        responses.draw(blocks[number - 1], scores)
         for turn, learner in enumerate(learn if number == 1 else learn[-1:]):
-            known = responses(number, rows, scores)
+            known = responses.known(scores)
             if distil is not None and turn == 0:
                 known = responses.honest(rows, scores)
             settings = checkpoint_of(folder, responses.digested(), np.array([number, turn]))
+            if judge is not None and number == len(stages) and turn == 0:
+                known = Known(known.responses, known.evidence, judge(model, inputs, known, **settings))
             model = fit(model, inputs, learner(known), **settings)
             scores = believe(model, inputs)
     return OneShotPrior(model, shot, tuple(responses.released), split)
@@ -223,26 +257,38 @@ def _beginner(model: nn.Module, inputs: Inputs) -> Tensor:
     return inputs
 
 
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Rows that respond together, at one ε, and the file that keeps their responses."""
+
+    rows: npt.NDArray[np.intp]
+    epsilon: float
+    kept: Path | None
+
+
 class _Responses:
     """All responses so far, as a learner may know them."""
 
-    def __init__(self, vault: LabelVault, epsilon: float, sets: Sets, scores: Tensor, folder: Path | None) -> None:
-        self._vault, self._epsilon, self._sets, self.folder = vault, epsilon, sets, folder
+    def __init__(self, vault: LabelVault, sets: Sets, scores: Tensor) -> None:
+        self._vault, self._sets = vault, sets
         # Rows without a response have no evidence: the likelihood passes them over, the posterior is the prior.
         self._responses, self._evidence = scores.argmax(dim=1), torch.zeros_like(scores)
         self._prior, self._settled = scores, torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
         self.released: list[NoisyLabels] = []
 
-    def __call__(self, number: int, rows: npt.NDArray[np.intp], scores: Tensor) -> Known:
-        """Release the responses of a stage's rows under the prior, unless they are there already."""
-        if len(self.released) < number:
-            prior = scores[torch.from_numpy(rows).to(scores.device)].softmax(dim=1).cpu().double().numpy()
-            mechanism = TopKResponse(self._epsilon, self._sets(prior, self._epsilon))
-            private = release_labels(self._vault, mechanism, rows, in_folder(self.folder, f"responses-{number}.npz"))
-            place = torch.from_numpy(rows).to(self._responses.device)
+    def draw(self, blocks: Sequence[_Block], scores: Tensor) -> None:
+        """Release the responses of a stage's rows under the prior."""
+        for block in blocks:
+            place = torch.from_numpy(block.rows).to(scores.device)
+            prior = scores[place].softmax(dim=1).cpu().double().numpy()
+            mechanism = TopKResponse(block.epsilon, self._sets(prior, block.epsilon))
+            private = release_labels(self._vault, mechanism, block.rows, block.kept)
             self._responses[place] = torch.from_numpy(private.hard()).to(place.device)
             self._evidence[place] = evidence(private, place.device)
             self.released.append(private)
+
+    def known(self, scores: Tensor) -> Known:
+        """Return what is known under these scores as prior."""
         return Known(self._responses, self._evidence, scores)
 
     def honest(self, rows: npt.NDArray[np.intp], scores: Tensor) -> Known:
@@ -300,7 +346,16 @@ def _expected(stage: Stage, head: Head, first: float, second: float, delta: floa
     return float(np.mean(right))
 
 
+def _check_learns(learn: Sequence[Learn], num_classes: int) -> None:
+    if not learn:
+        raise ValueError("learn is empty; give at least one way to learn from responses")
+    for one in learn:
+        lp_mst.check_learn(one, num_classes)
+
+
 def _check_split(split: Split, epsilon: float, delta: float) -> None:
+    if not 0 < split.part <= 1:
+        raise ValueError(f"split.part={split.part} is no share of the rows; give a number above 0 and at most 1")
     queries = (Query(event_of(noise_for(split.first, delta))), Query(PureDP(split.second)))
     cost = epsilon_of(queries if split.second > 0 else queries[:1], delta)
     if not cost <= epsilon * (1 + 1e-12):

@@ -46,6 +46,7 @@ CLUSTERS = {
 STUDIED_AFTER = {name: value for name, value in {**STUDIED, "first": 0.5}.items() if name != "share"}
 
 
+CROSSFIT = {"epochs": 1, "rounds": 1, "folds": 2, "batch_size": 16}
 CONSENSUS = {"model": "small_inception", "epochs": 1, "learning_rate": 0.02, "mixup": 0.2, "cutout": 4}
 
 
@@ -78,6 +79,7 @@ def _nothing_kept(monkeypatch):
             {**COMMON, **HEAD, **STUDIED},
             {**COMMON, **HEAD, **STUDIED_AFTER, "mirrored": True},
             {**COMMON, **HEAD, **STUDIED_AFTER, "consensus": CONSENSUS, "recorded": True},
+            {**COMMON, **HEAD, **STUDIED_AFTER, "linear": True, "part": 0.4, "crossfit": CROSSFIT, "shares": [1.0]},
             {**REFINE, **HEAD, "recipe": "one_shot_aug_descent", "strength": 0.0},
             {**MATCH, "recipe": "ldp_ssl", "apart": True, "schedule": "one_cycle"},
             {**TEACHER, "recipe": "ldp_ssl", "objective": "likelihood", "ramp": 0.0, "aligned": True},
@@ -131,7 +133,7 @@ def test_an_unknown_objective_is_refused():
         run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
 
 
-@pytest.mark.parametrize("part", ["student", "study", "consensus"])
+@pytest.mark.parametrize("part", ["student", "study", "consensus", "crossfit"])
 def test_a_misspelt_setting_of_a_part_is_refused(part):
     settings = {**COMMON, **HEAD, **STUDIED, part: {"epoch": 1}}
     with pytest.raises(ValueError, match=rf"{part} has settings .* does not read: \['epoch'\]"):
@@ -177,6 +179,14 @@ def test_another_study_is_not_shared(tmp_path, monkeypatch, change):
     line, trained = studied(change.get("first", 0.5), tmp_path, monkeypatch, **change)
     assert trained == 1
     assert not line["study"]["shared"]
+
+
+def test_rows_outside_of_the_moment_have_not_paid_for_it():
+    settings = {**COMMON, **HEAD, **STUDIED_AFTER, "linear": True, "part": 0.4, "crossfit": CROSSFIT, "shares": [1.0]}
+    line = run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
+    assert line["certificate"]["claim"]["epsilon"] == pytest.approx(2.0, rel=1e-4)
+    assert sorted(group["rows"] for group in line["certificate"]["ledger"]) == [80, 120]
+    assert set(line["crossfit"]) == {"0", "1"}
 
 
 @pytest.mark.slow

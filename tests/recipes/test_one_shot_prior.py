@@ -124,6 +124,77 @@ def test_a_split_that_costs_more_is_refused_unpaid():
     assert box.certificate(DELTA).epsilon == 0.0
 
 
+def test_rows_outside_of_the_moment_respond_with_all_of_epsilon():
+    box = vault(Budget(1.0, DELTA))
+    parts = Split(*split_budget(1.0, DELTA, 0.7), expected=0.0, part=0.25)
+    found = run(box, split=parts, shares=(0.5, 0.5))
+    costs = {frozenset(query.event for query in group.queries): group.rows for group in box.ledger.groups()}
+    moment = event_of(noise_for(parts.first, DELTA))
+    assert costs == {frozenset({moment, PureDP(parts.second)}): N // 4, frozenset({PureDP(1.0)}): 3 * N // 4}
+    assert found.shot.noisy.num_rows == N // 4
+    assert [(response.channel.epsilon, len(response) > 500) for response in found.responses] == [
+        (parts.second, True), (1.0, True), (parts.second, True), (1.0, True),
+    ]  # fmt: skip
+    assert sum(map(len, found.responses)) == N
+    claim = box.certificate(DELTA)
+    assert verify(claim) == ()
+    assert claim.epsilon == pytest.approx(1.0, rel=1e-4)
+
+
+def test_rows_of_the_moment_need_not_respond():
+    box = vault(Budget(1.0, DELTA))
+    found = run(box, split=Split(1.0, 0.0, 0.0, part=0.25), shares=(1.0,))
+    assert [len(response) for response in found.responses] == [3 * N // 4]
+    assert box.certificate(DELTA).epsilon <= 1.0
+    inside, outside = found.split.rows(N, seed=0)
+    assert len(np.intersect1d(inside, outside)) == 0
+    assert len(inside) + len(outside) == N
+
+
+@pytest.mark.parametrize("part", [0.0, -0.5, 1.5, math.nan])
+def test_a_part_that_is_none_is_refused_unpaid(part):
+    box = vault()
+    with pytest.raises(ValueError, match=r"split\.part="):
+        run(box, split=Split(0.5, 0.4, 0.0, part=part))
+    assert box.certificate(DELTA).epsilon == 0.0
+
+
+def test_a_killed_run_with_rows_outside_resumes_without_asking_again(tmp_path):
+    parts = Split(0.5, 0.4, 0.0, part=0.5)
+    whole = weights(run(vault(seed=3), split=parts).model)
+    box = vault(Budget(1.0, DELTA), seed=3)
+
+    def stop(progress):
+        if progress.epoch == 3:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        run(box, fit=functools.partial(BRIEFLY, report=stop), split=parts, folder=tmp_path)
+    paid = box.certificate(DELTA).epsilon
+    assert torch.equal(weights(run(box, split=parts, folder=tmp_path).model), whole)
+    assert box.certificate(DELTA).epsilon == paid
+    later = vault(Budget(1.0, DELTA))
+    assert torch.equal(weights(run(later, split=parts, folder=tmp_path).model), whole)
+    assert later.certificate(DELTA).epsilon == pytest.approx(paid, rel=1e-9)
+
+
+def test_a_better_prior_of_the_last_stage_is_what_is_learnt_from():
+    seen, given = [], []
+
+    def better(model, inputs, known, **settings):
+        given.append(known)
+        return known.scores + 1.0
+
+    def spy(known):
+        seen.extend([known] * (len(known.responses) > 3))
+        return lp_mst.posterior_of_model(known)
+
+    run(vault(seed=2), learn=[spy], shares=(0.6, 0.4), judge=better)
+    assert len(given) == 1
+    assert torch.equal(seen[-1].scores, given[0].scores + 1.0)
+    assert int((given[0].evidence != 0).any(dim=1).sum()) == N
+
+
 def test_both_queries_or_none():
     box = vault(Budget(0.9, DELTA))
     with pytest.raises(BudgetExceededError):
