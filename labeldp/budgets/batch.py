@@ -10,9 +10,10 @@ Whoever spends has a ledger of its own, read from the same lines, and so a budge
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -37,17 +38,34 @@ from labeldp.budgets.tables import (
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError, Ledger, Unit, check_budget
 
+# What was charged since a ledger was composed, the newest first: (all before it, plan).
+_Later = tuple["_Later", Plan] | None
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Book:
     """A ledger, and the plain sum of all that was charged to it, which no row's cost exceeds; None if some has no ε.
 
     The sum takes no time, whatever the history: a budget that allows even it allows the query. Only where it does not
-    is the ledger itself composed, row by row.
+    is the ledger itself composed, row by row; until then plans are only kept.
+
+    >>> book = Book(Ledger(3)).charged([Charge(PureDP(0.5))]).charged([Charge(PureDP(0.25))])
+    >>> float(book.at_most), book.ledger.epsilon(0.0)
+    (0.75, 0.75)
     """
 
-    ledger: Ledger
+    settled: Ledger
     at_most: Fraction | None = Fraction(0)
+    later: _Later = field(default=None, repr=False)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What every row has met."""
+        plans, rest = list[Plan](), self.later
+        while rest is not None:
+            rest, plan = rest
+            plans.append(plan)
+        return self.settled.charge_plans(reversed(plans))
 
     def sum_with(self, plan: Plan) -> Fraction | None:
         """Return the plain sum after one more plan; None if something in it has no ε."""
@@ -60,7 +78,9 @@ class Book:
 
     def charged(self, plan: Plan) -> Book:
         """Return the book after one plan."""
-        return Book(self.ledger.charge_plan(plan), self.sum_with(plan))
+        if "ledger" in vars(self):
+            return Book(self.ledger, self.sum_with(plan), (None, plan))
+        return Book(self.settled, self.sum_with(plan), (self.later, plan))
 
     def check_with(self, plan: Plan, budget: Budget, unit: Unit) -> None:
         """Raise BudgetExceededError where one more plan would cost some row more than the budget."""
@@ -70,7 +90,7 @@ class Book:
 
     def extended(self, num_rows: int) -> Book:
         """Return the book with more rows, which have met nothing."""
-        return replace(self, ledger=extended(self.ledger, num_rows))
+        return self if num_rows == self.settled.num_rows else Book(extended(self.ledger, num_rows), self.at_most)
 
     def check(self, budget: Budget, unit: Unit) -> None:
         """Raise BudgetExceededError where some row has cost more than the budget."""
@@ -80,6 +100,26 @@ class Book:
     def epsilon(self, delta: float) -> float:
         """Return what the worst row has cost at most: the plain sum where there is one, else what composition gives."""
         return self.ledger.epsilon(delta) if self.at_most is None else float(self.at_most)
+
+
+# Statements are made once: making one takes longer than running it.
+_LINES = (
+    sa.select(DATASETS)
+    .where(DATASETS.c.name.in_(sa.bindparam("names", expanding=True)))
+    .order_by(DATASETS.c.name)
+    .with_for_update()
+)
+_NEWER = (
+    sa.select(CHARGES)
+    .where(CHARGES.c.dataset == sa.bindparam("dataset"), CHARGES.c.number > sa.bindparam("count"))
+    .order_by(CHARGES.c.number)
+)
+_OF_PLAN = (
+    sa.select(CHARGES)
+    .where(CHARGES.c.dataset == sa.bindparam("dataset"), CHARGES.c.receipt == sa.bindparam("receipt"))
+    .order_by(CHARGES.c.number)
+)
+_CHARGE, _CHANGE = sa.insert(CHARGES), sa.update(DATASETS).where(DATASETS.c.id == sa.bindparam("which"))
 
 
 @dataclass(frozen=True)
@@ -105,7 +145,7 @@ class State:
 
     def charged(self, plan: Plan, who: str, count: int, head: str) -> State:
         """Return the state after one plan of one of them."""
-        rows = self.total.ledger.num_rows
+        rows = self.total.settled.num_rows
         mine = self.own.get(who) or Book(Ledger(rows))
         return State(count, head, self.total.charged(plan), {**self.own, who: mine.extended(rows).charged(plan)})
 
@@ -121,12 +161,22 @@ class Batch:
     """
 
     def __init__(self, database: Database, connection: sa.Connection, name: str, known: State | None = None) -> None:
-        self._database, self._connection = database, connection
-        asked = sa.select(DATASETS).where(DATASETS.c.name == name).with_for_update()
-        line = connection.execute(asked).mappings().one_or_none()
-        if line is None:
-            raise StoreError(f"there is no data set {name!r} in {database.name!r}; see: labeldp budget show")
-        self._id: int = line["id"]
+        (line,) = _lines(database, connection, [name])
+        self._begin(database, connection, line, known)
+
+    @classmethod
+    def all(
+        cls, database: Database, connection: sa.Connection, names: Collection[str], known: Mapping[str, State]
+    ) -> dict[str, Batch]:
+        """Return the batches of several data sets, read and locked at once, always in the same order."""
+        batches: dict[str, Batch] = {}
+        for line in _lines(database, connection, names):
+            batches[line["name"]] = batch = object.__new__(cls)
+            batch._begin(database, connection, line, known.get(line["name"]))
+        return batches
+
+    def _begin(self, database: Database, connection: sa.Connection, line: sa.RowMapping, known: State | None) -> None:
+        self._database, self._connection, self._id = database, connection, int(line["id"])
         self.dataset: DataSet = read_dataset(database.key, line, database.name)
         self.state = self._replayed(line["head"], known or State.empty(self.dataset.units))
         self._lines: list[dict[str, Any]] = []
@@ -135,8 +185,9 @@ class Batch:
         """Return the state of the committed lines; StoreError where they are not whole."""
         dataset, key = self.dataset, self._database.key
         state = replace(known, total=known.total.extended(dataset.units))
-        newer = (CHARGES.c.dataset == self._id, CHARGES.c.number > state.count)
-        written = self._connection.execute(sa.select(CHARGES).where(*newer).order_by(CHARGES.c.number)).mappings()
+        if (state.count, state.head) == (dataset.charges, head):
+            return state
+        written = self._connection.execute(_NEWER, {"dataset": self._id, "count": state.count}).mappings()
         for _, lines in groupby(written, lambda each: each["plan"] or each["number"]):
             plan: list[Charge] = []
             who, count, last = "", state.count, state.head
@@ -157,8 +208,7 @@ class Batch:
         Raises StoreError where the id is somebody else's.
         """
         pending = [line for line in self._lines if line["receipt"] == query_id]
-        asked = sa.select(CHARGES).where(CHARGES.c.dataset == self._id, CHARGES.c.receipt == query_id)
-        written = self._connection.execute(asked.order_by(CHARGES.c.number)).mappings().all()
+        written = self._connection.execute(_OF_PLAN, {"dataset": self._id, "receipt": query_id}).mappings().all()
         found: list[tuple[int, Charge]] = []
         for line in [*written, *pending]:
             if line["who"] != who:
@@ -201,11 +251,22 @@ class Batch:
         line = sealed_line(self._database.key, dataset=self._id, receipt=query_id, batches="{}")
         self._connection.execute(sa.insert(BEGUN).values(**line))
 
-    def write(self) -> None:
-        """Write all charges of the batch; they are on the disk when the transaction has been committed."""
-        if not self._lines:
+    def write(self, *others: Batch) -> None:
+        """Write all charges of this batch, and of others; they are on the disk when the transaction is committed."""
+        batches = [batch for batch in (self, *others) if batch._lines]
+        if not batches:
             return
-        self._connection.execute(sa.insert(CHARGES), self._lines)
+        self._connection.execute(_CHARGE, [line for batch in batches for line in batch._lines])
+        self._connection.execute(_CHANGE, [batch._changed() for batch in batches])
+
+    def _changed(self) -> dict[str, Any]:
         changed = replace(self.dataset, charges=self.state.count, begun=self.dataset.begun or 0)
-        values = dataset_line(self._database.key, changed, self.state.head)
-        self._connection.execute(sa.update(DATASETS).where(DATASETS.c.id == self._id).values(**values))
+        return {**dataset_line(self._database.key, changed, self.state.head), "which": self._id}
+
+
+def _lines(database: Database, connection: sa.Connection, names: Collection[str]) -> list[sa.RowMapping]:
+    """Return the lines of data sets, and hold them until the transaction ends."""
+    found = list(connection.execute(_LINES, {"names": list(names)}).mappings())
+    for name in set(names) - {line["name"] for line in found}:
+        raise StoreError(f"there is no data set {name!r} in {database.name!r}; see: labeldp budget show")
+    return found

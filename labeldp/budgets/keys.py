@@ -9,7 +9,6 @@ An address may hold secrets, too: it is shown without them.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 from labeldp.atomic import creating
 
 _LEAST_BYTES = 16
+_plain_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class StoreError(ValueError):
@@ -53,8 +53,7 @@ class Key:
 
     def seal(self, *parts: object) -> str:
         """Return a keyed hash of these plain values: who changes them without the key is found out."""
-        text = json.dumps(parts, separators=(",", ":"))
-        return hmac.new(self.secret, b"sealed/1 " + text.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(self.secret, b"sealed/1 " + _plain_json(parts).encode(), "sha256").hex()
 
 
 def read_key(path: Path) -> Key:

@@ -18,6 +18,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,6 +108,7 @@ BEGUN = sa.Table(
     sa.Column("seal", sa.Text, nullable=False),
 )  # fmt: skip
 _SINCE_FIRST_FORMAT = (DATASETS.c.bound, DATASETS.c.begun, CHARGES.c.plan)
+_LATER = frozenset(column.name for column in _SINCE_FIRST_FORMAT)
 
 # What drivers say, and what it means here.
 _IN_WORDS = {
@@ -401,10 +403,15 @@ def charge_line(
     """Return the line of a charge, sealed over the one before it."""
     asked = units if charge.rows is None else len(charge.rows)
     line = {
-        "dataset": dataset, "number": number, "event": json.dumps(event_to_json(charge.event)),
+        "dataset": dataset, "number": number, "event": _event_text(charge.event),
         "times": charge.times, "rows": pack(charge.rows, units), "rows_asked": asked, **said,
     }  # fmt: skip
     return {**line, "seal": _seal(key, line, before)}
+
+
+@lru_cache(4096)
+def _event_text(event: Event) -> str:
+    return json.dumps(event_to_json(event))
 
 
 def read_charge(key: Key, line: Line, number: int, units: int, before: str) -> Charge | None:
@@ -443,9 +450,9 @@ def unpack(packed: bytes | None, num_rows: int) -> RowIndex | None:
     return np.flatnonzero(np.unpackbits(bits, count=num_rows))
 
 
-def sealed_line(key: Key, **line: Any) -> dict[str, Any]:
-    """Return a line of ids or of begun queries, with its seal."""
-    return {**line, "seal": _seal(key, line)}
+def sealed_line(key: Key, *, digests: Mapping[str, str] | None = None, **line: Any) -> dict[str, Any]:
+    """Return a line with its seal; `digests` has the SHA-256 of bytes in it, where that is known already."""
+    return {**line, "seal": _seal(key, {**line, **(digests or {})})}
 
 
 def whole_line(key: Key, line: Line, before: str = "") -> bool:
@@ -516,9 +523,8 @@ def _in_words(budget: Budget) -> str:
 
 def _seal(key: Key, line: Line, before: str = "") -> str:
     # Columns that came after the first version are not in its seals, and were empty.
-    later = {column.name for column in _SINCE_FIRST_FORMAT}
-    sealed = ((name, value) for name, value in sorted(line.items()) if value is not None or name not in later)
-    return key.seal(before, [[name, _plain(value)] for name, value in sealed])
+    sealed = [[name, _plain(line[name])] for name in sorted(line) if line[name] is not None or name not in _LATER]
+    return key.seal(before, sealed)
 
 
 def _plain(value: Any) -> Any:

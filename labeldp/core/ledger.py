@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import reduce
+from itertools import chain, groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -79,17 +80,37 @@ class Ledger:
         >>> [(group.rows, len(group.plans), len(group.queries)) for group in two.groups()]
         [(2, 1, 1), (1, 1, 2)]
         """
-        asked = [rows for _, _, rows in charges if rows is not None]
-        anyone = None
-        if len(asked) == len(charges) > 0:
-            anyone = asked[0] if len(asked) == 1 else np.unique(np.concatenate(asked))
-        # An empty plan for everyone who is asked anything, and then the queries.
-        ledger = self._changed(anyone, lambda plans: (*plans, ())) if charges else self
-        for event, times, rows in charges:
+        asked, queries = [rows for _, _, rows in charges if rows is not None], list[Query]()
+        for event, times, _ in charges:
             if type(times) is not int or times < 1:
                 raise ValueError(f"times={times!r} is not a number of queries; give a whole number of at least 1")
-            query = Query(event, times)
+            queries.append(Query(event, times))
+        if not asked:
+            return self._changed(None, lambda plans: (*plans, gathered(queries))) if charges else self
+        anyone = None
+        if len(asked) == len(charges):
+            anyone = asked[0] if len(asked) == 1 else np.unique(np.concatenate(asked))
+        # An empty plan for everyone who is asked anything, and then the queries.
+        ledger = self._changed(anyone, lambda plans: (*plans, ()))
+        for query, (_, _, rows) in zip(queries, charges, strict=True):
             ledger = ledger._changed(rows, lambda plans, q=query: (*plans[:-1], gathered((*plans[-1], q))))
+        return ledger
+
+    def charge_plans(self, plans: Iterable[Sequence[Charged]]) -> Ledger:
+        """Return the ledger after these plans, one after the other; many in a row of everybody are added at once.
+
+        >>> from labeldp.core.events import PureDP
+        >>> Ledger(3).charge_plans([[(PureDP(1.0), 1, None)], [(PureDP(0.5), 1, None)]]).epsilon(delta=0)
+        1.5
+        """
+        ledger = self
+        for everybody, run in groupby(plans, lambda plan: all(rows is None for _, _, rows in plan)):
+            if everybody:
+                first = Ledger(0)
+                new = tuple(chain(*(first.charge_plan(plan).histories[0] for plan in run)))
+                ledger = ledger._changed(None, lambda plans, new=new: (*plans, *new))
+            else:
+                ledger = reduce(Ledger.charge_plan, run, ledger)
         return ledger
 
     def _changed(self, index: RowIndex | None, change: Callable[[Plans], Plans]) -> Ledger:

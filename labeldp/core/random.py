@@ -47,6 +47,7 @@ LARGEST_STD = 1 << 40
 _TAIL = 32
 _COIN_BITS = 32
 _DRAWS_AT_ONCE = 1 << 16
+_FEW = 1 << 9
 # How far float64 may be off in a normal number, and how near to 0 and 1 the uniform number must not be for that.
 DOUBT, EXTREME = 2.0**-42, 2.0**-20
 
@@ -65,6 +66,10 @@ class WordSource(ABC):
     def narrow(self, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         """Return `size` uniform words of 8, 16, 32 or 64 bits."""
         return self.words(-(-size * bits // 64)).view(np.dtype(f"uint{bits}"))[:size]
+
+    def narrow_each(self, times: int, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return what so many calls of `narrow` do, (times, size)."""
+        return np.stack([self.narrow(size, bits) for _ in range(times)])
 
     def at(self, rows: Any) -> Self:
         """Return the source of these rows' noise, of those it is for: a slice, a mask or an array of their numbers."""
@@ -195,6 +200,11 @@ class SecureRandom(WordSource):
         self.fill(words)
         return words
 
+    def narrow_each(self, times: int, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return what so many calls of `narrow` do, (times, size), drawn at once."""
+        each = -(-size * bits // 64)
+        return self.words(times * each).view(np.dtype(f"uint{bits}")).reshape(times, -1)[:, :size]
+
     def below(self, bound: npt.ArrayLike, size: int) -> npt.NDArray[np.uint64]:
         """Return `size` exactly uniform integers in [0, bound); `bound` is one number or one per draw, 1 to 2^63.
 
@@ -266,8 +276,17 @@ def geometric(source: WordSource, rate: Fraction, size: int, bits: int = _COIN_B
     """
     places, tail = _binary_places(rate)
     result = np.zeros(size, dtype=np.int64)
-    for place, digits in enumerate(places):
-        result += coins(source, digits, size, bits).astype(np.int64) << place
+    if places and size <= _FEW and bits <= _COIN_BITS:
+        # The same coins, all places at once: to begin a draw takes longer than a few coins.
+        low, high, worth = _place_bounds(rate, bits)
+        words = source.narrow_each(len(places), size, bits)
+        ones = words < low
+        for place, case in np.argwhere(~ones & (words < high)).tolist():
+            ones[place, case] = settle(source.at([case]), int(words[place, case]), places[place], bits)
+        result += (ones * worth).sum(axis=0)
+    else:
+        for place, digits in enumerate(places):
+            result += coins(source, digits, size, bits).astype(np.int64) << place
     running = np.arange(size)
     while (running := running[coins(source.at(running), tail, running.size, bits)]).size:
         result[running] += 1 << len(places)
@@ -279,6 +298,14 @@ def _binary_places(rate: Fraction) -> tuple[tuple[Digits, ...], Digits]:
     # Enough places that e^{-rate·2^J} ≤ e^{-32}: the rest above them is almost always zero.
     length = (math.ceil(_TAIL / rate) - 1).bit_length()
     return tuple(logistic_digits(rate * 2**place) for place in range(length)), exp_digits(rate * 2**length)
+
+
+@lru_cache(maxsize=64)
+def _place_bounds(rate: Fraction, bits: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Return bounds of each place's probability times 2^bits, and what the place is worth, (places, 1) each."""
+    found = [digits(bits) for digits in _binary_places(rate)[0]]
+    low, high = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    return low[:, None], high[:, None], 1 << np.arange(len(found), dtype=np.int64)[:, None]
 
 
 # -- the rounded Gaussian ------------------------------------------------------------------------------------

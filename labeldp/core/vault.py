@@ -356,9 +356,11 @@ class LabelVault:
             whole, own = self._whole
             there = [(e, n, rows if own is None else own if rows is None else own[rows]) for e, n, rows in charges]
             place = whole._charge(there, _known_as(query_id, own))
-        if isinstance(self._store, QueryStore):
+        if self._store is None:
+            pass
+        elif isinstance(self._store, QueryStore):
             self._store.keep(charges, new.num_rows, query_id)
-        elif self._store is not None:
+        else:
             self._store(new)
         self._ledger = new
         return place

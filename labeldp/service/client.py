@@ -13,6 +13,8 @@ import json
 import secrets
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,15 +33,18 @@ from labeldp.core.protocols import LeaseCounter, LedgerStore
 from labeldp.core.vault import LabelVault, Lease, Mechanism
 from labeldp.mechanisms.teachers import TeacherVotes
 from labeldp.mechanisms.values import Grid, ValueVault
-from labeldp.service import wire
+from labeldp.service import near, wire
 from labeldp.service.log import Line, Place, sentence
 from labeldp.service.source import texts
 from labeldp.service.wire import AccessError, BusyError, WireError
 
 Out = TypeVar("Out")
 Rows = npt.ArrayLike | None
+_Declared = dict[str, tuple[str, int | None]]
 # Rows, and bytes of columns, that are sent at a time.
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 1 << 21
+# Bytes of columns that are sent with the question itself, as one message.
+_SMALL = 1 << 18
 # How often a call is sent again when the connection is lost, and how long it waits in between, in seconds.
 _TRIES, _PAUSE, _LONGEST_PAUSE = 8, 0.1, 5.0
 _LOST = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)
@@ -74,6 +79,9 @@ class Connection:
         more: dict[str, Any] = {} if root_certs is None else {"tls_root_certs": root_certs}
         self._make: Callable[[], Any] = lambda: flight.FlightClient(address, **more)
         self._client = self._make()
+        # Lines to a service on this machine that nobody is using.
+        self._near, self._token, self._callers = near.beside(address), token, deque[near.Caller]()
+        weakref.finalize(self, _hang_up, self._callers)
 
     def __repr__(self) -> str:
         return f"Connection({self.address!r})"
@@ -88,36 +96,104 @@ class Connection:
 
         return self._again(lambda _: call())
 
-    def exchange(
-        self, header: dict[str, Any], schema: pa.Schema, batches: Callable[[], Iterable[pa.RecordBatch]]
-    ) -> tuple[dict[str, Any], bytes]:
-        """Call with data, which is read anew each time it is sent."""
+    def ask(self, header: dict[str, Any], columns: Iterable[memoryview]) -> tuple[dict[str, Any], memoryview]:
+        """Ask a query with few bytes of columns: one message there, and one back."""
+        content = list(columns)
 
-        def call(again: bool) -> tuple[dict[str, Any], bytes]:
-            told = {**header, "again": again} if header["do"] == "ask" else header
-            command = flight.FlightDescriptor.for_command(json.dumps(told, allow_nan=False).encode())
-            writer, reader = self._client.do_exchange(command, self._options)
-            try:
-                # Where the service has ended the call early, what it says about that comes with the answer.
-                with suppress(pa.ArrowException, flight.FlightError, OSError):
-                    if schema.names:
-                        writer.begin(schema)
-                        for batch in batches():
-                            writer.write_batch(batch)
-                    writer.done_writing()
-                answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
-                content = b""
-                if header["do"] in ("ask", "fetch"):
-                    content = reader.read_chunk().app_metadata.to_pybytes()
-            except StopIteration:
-                raise flight.FlightUnavailableError("the answer ended too soon") from None
-            finally:
-                # What went wrong was said above; closing says it again.
-                with suppress(pa.ArrowException, flight.FlightError, OSError):
-                    writer.close()
-            return answer, content
+        def call(again: bool) -> tuple[dict[str, Any], memoryview]:
+            message = wire.framed({**header, "again": again}, content)
+            answer = None if again else self._ask_near(message, lambda caller: caller.ask(message))
+            if answer is None:
+                (result,) = self._client.do_action(flight.Action("ask", message), self._options)
+                answer = memoryview(result.body)
+            told, release = wire.unframed(answer)
+            return json.loads(bytes(told)), release
 
         return self._again(call)
+
+    def ask_rows(
+        self, header: dict[str, Any], schema: pa.Schema, chunks: Callable[[], Iterable[npt.NDArray[Any]]]
+    ) -> tuple[dict[str, Any], memoryview]:
+        """Ask a query with features: through memory, where the service is on this machine."""
+        ((kind, width),) = ((each.type.value_type.to_pandas_dtype(), each.type.list_size) for each in schema)
+
+        def call(again: bool) -> tuple[dict[str, Any], memoryview]:
+            told = {**header, "again": again}
+            message = wire.framed(told)
+            fill = lambda caller: caller.ask_rows(message, chunks(), np.dtype(kind).name, width)  # noqa: E731
+            answer = None if again else self._ask_near(message, fill)
+            if answer is None:
+                batches = lambda: (wire.to_batch(schema, {wire.FEATURES: part}) for part in chunks())  # noqa: E731
+                return self._exchanged(told, schema, batches)
+            head, release = wire.unframed(answer)
+            return json.loads(bytes(head)), release
+
+        return self._again(call)
+
+    def _ask_near(self, message: bytes, ask: Callable[[near.Caller], tuple[bytes, memoryview]]) -> memoryview | None:
+        """Return the answer through the socket beside the service's own; None where it has to go through gRPC.
+
+        What goes wrong here, or is too much for it, is asked again through gRPC.
+        """
+        if self._near is None or len(message) > near.MOST_MESSAGE:
+            return None
+        try:
+            caller = self._callers.pop()
+        except IndexError:
+            try:
+                caller = near.Caller(self._near, self._token)
+            except OSError:
+                # There is none, or the service has gone, which gRPC will say.
+                return None
+        try:
+            kind, content = ask(caller)
+        except BaseException as error:
+            caller.close()
+            if isinstance(error, EOFError):
+                raise flight.FlightUnavailableError("the answer ended too soon") from None
+            raise
+        if kind == b"A":
+            self._callers.append(caller)
+            return content
+        # It may be in the middle of something.
+        caller.close()
+        told = json.loads(bytes(content))
+        raise flight.FlightServerError(told["said"], extra_info=told["kind"].encode())
+
+    def exchange(
+        self, header: dict[str, Any], schema: pa.Schema, batches: Callable[[], Iterable[pa.RecordBatch]]
+    ) -> tuple[dict[str, Any], memoryview]:
+        """Call with data, which is read anew each time it is sent."""
+
+        def call(again: bool) -> tuple[dict[str, Any], memoryview]:
+            return self._exchanged({**header, "again": again} if header["do"] == "ask" else header, schema, batches)
+
+        return self._again(call)
+
+    def _exchanged(
+        self, told: dict[str, Any], schema: pa.Schema, batches: Callable[[], Iterable[pa.RecordBatch]]
+    ) -> tuple[dict[str, Any], memoryview]:
+        command = flight.FlightDescriptor.for_command(json.dumps(told, allow_nan=False).encode())
+        writer, reader = self._client.do_exchange(command, self._options)
+        try:
+            # Where the service has ended the call early, what it says about that comes with the answer.
+            with suppress(pa.ArrowException, flight.FlightError, OSError):
+                if schema.names:
+                    writer.begin(schema)
+                    for batch in batches():
+                        writer.write_batch(batch)
+                writer.done_writing()
+            answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+            content = memoryview(b"")
+            if told["do"] in ("ask", "fetch"):
+                content = memoryview(reader.read_chunk().app_metadata)
+        except StopIteration:
+            raise flight.FlightUnavailableError("the answer ended too soon") from None
+        finally:
+            # What went wrong was said above; closing says it again.
+            with suppress(pa.ArrowException, flight.FlightError, OSError):
+                writer.close()
+        return answer, content
 
     def _again(self, call: Callable[[bool], Any]) -> Any:
         pause, failed = _PAUSE, ""
@@ -139,6 +215,11 @@ class Connection:
         raise ServiceError(
             f"the service at {self.address} cannot be reached ({failed}); check the address, and ask its owner"
         )
+
+
+def _hang_up(callers: deque[near.Caller]) -> None:
+    while callers:
+        callers.pop().close()
 
 
 def _in_words(kind: str, message: str) -> Exception:
@@ -190,6 +271,9 @@ class RemoteAccount:
         self._lock, self._pending = threading.RLock(), threading.local()
         # Names of choices of rows, by their content here.
         self._names: dict[bytes, str] = {}
+        # All rows: known again without looking at them.
+        self.places: npt.NDArray[Any] = np.arange(len(ids))
+        self.places.setflags(write=False)
         self.rows = self._bind()
 
     @property
@@ -244,7 +328,7 @@ class RemoteAccount:
 
     def _named(self, rows: npt.NDArray[Any] | None) -> str:
         """Return the service's name of these rows of the vault, in this order."""
-        if rows is None or (len(rows) == len(self._ids) and np.array_equal(rows, np.arange(len(rows)))):
+        if rows is None or rows is self.places or np.array_equal(rows, self.places):
             return self.rows
         index = np.ascontiguousarray(rows, dtype=np.int64)
         key = hmac.digest(b"rows", index.tobytes(), "sha256")
@@ -288,7 +372,7 @@ class RemoteAccount:
         plan: Sequence[Charged] | None,
     ) -> tuple[Any, Place]:
         """Ask, naming the rows again where the service has forgotten them."""
-        schema = wire.arrow_schema(wire.declared_columns(question.verb, question.settings))
+        declared = wire.declared_columns(question.verb, question.settings)
         header: dict[str, Any] = {
             "do": "ask", "dataset": self._dataset, "request": request, "verb": question.verb,
             "settings": question.settings, "plan_id": plan_id,
@@ -300,7 +384,7 @@ class RemoteAccount:
                     header["plan"] = plan and [
                         {"event": event_to_json(event), "rows": self._named(which)} for event, _, which in plan
                     ]
-                answer, content = self._connection.exchange(header, schema, lambda: _batches(schema, question))
+                answer, content = self._asked(header, question, declared, len(rows))
                 return wire.unpack(content, mechanism), Place(int(answer["entry"]), str(answer["hash"]))
             except StaleRowsError:
                 # The service was started anew, say.
@@ -310,22 +394,33 @@ class RemoteAccount:
                     self.rows = self._bind()
         raise ServiceError("the service forgets the rows that are named; it serves too many choices at once")
 
+    def _asked(
+        self, header: dict[str, Any], question: wire.Question, declared: _Declared, num_rows: int
+    ) -> tuple[dict[str, Any], memoryview]:
+        """Send a query in the way that fits its size."""
+        size = num_rows * sum(np.dtype(kind).itemsize * (width or 1) for kind, width in declared.values())
+        if size <= _SMALL:
+            columns = dict(question.columns)
+            if question.stream is not None:
+                columns[wire.FEATURES] = np.concatenate([np.asanyarray(chunk) for chunk in question.stream.read()])
+            return self._connection.ask(header, wire.to_bytes(declared, columns))
+        schema = wire.arrow_schema(declared)
+        if question.stream is not None:
+            kind, width = declared[wire.FEATURES]
+            return self._connection.ask_rows(header, schema, lambda: _rows(question.stream, kind, width or 1))
+        parts = lambda: (wire.to_batch(schema, part) for part in wire.rows_of(question.columns, _ROWS_AT_ONCE))  # noqa: E731
+        return self._connection.exchange(header, schema, parts)
 
-def _batches(schema: pa.Schema, question: wire.Question) -> Iterator[pa.RecordBatch]:
-    """Yield the columns of a question in record batches of a few megabytes."""
-    if question.stream is None:
-        for part in wire.rows_of(question.columns, _ROWS_AT_ONCE):
-            yield wire.to_batch(schema, part)
-        return
-    kind = np.dtype(schema.field(wire.FEATURES).type.value_type.to_pandas_dtype())
-    at_once = max(1, _BYTES_AT_ONCE // (question.stream.width * kind.itemsize))
-    for chunk in question.stream.read():
+
+def _rows(stream: Any, kind: str, width: int) -> Iterator[npt.NDArray[Any]]:
+    """Yield features in chunks of a few megabytes, in the type that was declared for all of them."""
+    at_once = max(1, _BYTES_AT_ONCE // (width * np.dtype(kind).itemsize))
+    for chunk in stream.read():
         given = np.asanyarray(chunk)
-        if (given.dtype == np.float32) != (kind == np.float32):
+        if (given.dtype == np.float32) != (kind == "float32"):
             raise ValueError("features change their type from chunk to chunk; give one type")
         for start in range(0, len(given), at_once):
-            part = np.ascontiguousarray(given[start : start + at_once], dtype=kind)
-            yield wire.to_batch(schema, {wire.FEATURES: part})
+            yield np.ascontiguousarray(given[start : start + at_once], dtype=kind)
 
 
 class RemoteVault(LabelVault):
@@ -358,7 +453,7 @@ class RemoteVault(LabelVault):
         noise: Any = _Noise(str(facts["noise"]), 0 if facts["seeded"] else None)
         # In place of labels: the numbers of rows.
         LabelVault.__init__(self, np.arange(len(known)), max(1, len(known)), budget, store=account, rng=noise)
-        self._num_classes, self._places = int(facts["num_classes"]), np.arange(len(known))
+        self._num_classes, self._places = int(facts["num_classes"]), account.places
         self._facts, self._connection, self._account = facts, connection, account
 
     def __repr__(self) -> str:

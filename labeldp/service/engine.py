@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,15 @@ _MOST_AT_ONCE, _MOST_BYTES = 512, 1 << 28
 # How many queries may wait for the disk before others are turned away.
 _MOST_WAITING = 4096
 PATIENCE_SECONDS = 150.0
+_encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+# Made once: making a statement takes longer than running it.
+_KEEP, _ASKED = (
+    sa.insert(REQUESTS),
+    sa.select(REQUESTS).where(
+        REQUESTS.c.id.in_(sa.bindparam("ids", expanding=True)),
+        REQUESTS.c.person.in_(sa.bindparam("people", expanding=True)),
+    ),
+)
 
 
 class UnknownRowsError(WireError):
@@ -89,6 +99,8 @@ class _Job:
     plan: list[Charge]
     digest: str
     release: bytes
+    # SHA-256 of the release.
+    released: str
     done: Future[Kept]
 
 
@@ -197,7 +209,7 @@ class Engine:
             mechanism = wire.decode(ask.verb, ask.settings, chosen.count, arriving)
             _fit(mechanism, chosen.count, served.vault.num_classes)
             event = mechanism.event()
-            if not math.isfinite(epsilon_of((Query(event),), budget.delta or 1e-12)):
+            if not _finite(event, budget.delta or 1e-12):
                 raise WireError("the query has no noise and would cost without bound; give it some")
             rows: RowIndex | None = None if chosen.rows is None else chosen.rows
             charge = Charge(event, 1, _all_or(rows, len(served.vault)))
@@ -214,7 +226,8 @@ class Engine:
                 raise WireError("the columns have more rows than are asked; send one entry for each")
             done: Future[Kept] = Future()
             try:
-                job = _Job(person, budget, ask, charge, plan, digest.hexdigest(), release, done)
+                released = hashlib.sha256(release).hexdigest()
+                job = _Job(person, budget, ask, charge, plan, digest.hexdigest(), release, released, done)
                 self._waiting.put(job, timeout=PATIENCE_SECONDS)
             except queue.Full:
                 raise StoreError("the service is busy; nothing was charged, try again") from None
@@ -294,10 +307,7 @@ class Engine:
         answers: list[tuple[_Job, Kept | Exception]] = []
         try:
             with self.database.writing() as connection:
-                books = {
-                    name: Batch(self.database, connection, name, self._states.get(name))
-                    for name in sorted({job.ask.dataset for job in jobs})
-                }
+                books = Batch.all(self.database, connection, {job.ask.dataset for job in jobs}, self._states)
                 answers, place = self._write(connection, books, jobs)
             self._states |= {name: batch.state for name, batch in books.items()}
             if place is not None and self._witness is not None:
@@ -319,7 +329,7 @@ class Engine:
         answers: list[tuple[_Job, Kept | Exception]] = []
         found = self._found(connection, jobs)
         new: list[tuple[_Job, int, dict[str, Any]]] = []
-        drawn: dict[tuple[str, str], int] = {}
+        drawn: set[tuple[str, str]] = set()
         for job in jobs:
             key = (job.person.name, job.ask.request)
             try:
@@ -328,36 +338,34 @@ class Engine:
                 elif key in drawn:
                     raise WireError(f"request={job.ask.request!r} is being answered; ask again")
                 else:
-                    number = self._charged(connection, books[job.ask.dataset], job, [each for each, _, _ in new],
-                                           [paid for _, paid, _ in new])  # fmt: skip
-                    drawn[key] = number
+                    number = self._charged(connection, books[job.ask.dataset], job, new)
+                    drawn.add(key)
                     new.append((job, number, self._entry(job, number)))
             except Exception as error:
                 answers.append((job, error))
-        for batch in books.values():
-            batch.write()
+        first, *others = books.values()
+        first.write(*others)
         places = logbook.append(self.database, connection, [entry for _, _, entry in new], self.key)
         lines = [
             sealed_line(
                 self.database.key, person=job.person.name, id=job.ask.request, dataset=job.ask.dataset,
                 digest=job.digest, plan=_plan_name(job), charge=number, entry=place.number, hash=place.hash,
-                release=job.release,
+                release=job.release, digests={"release": job.released},
             )
             for (job, number, _), place in zip(new, places, strict=True)
         ]  # fmt: skip
         if lines:
-            connection.execute(sa.insert(REQUESTS), lines)
+            connection.execute(_KEEP, lines)
         answers += [(job, Kept(job.release, place)) for (job, _, _), place in zip(new, places, strict=True)]
         return answers, places[-1] if places else None
 
     def _found(self, connection: sa.Connection, jobs: list[_Job]) -> dict[tuple[str, str], sa.RowMapping]:
-        asked = sa.select(REQUESTS).where(
-            REQUESTS.c.id.in_({job.ask.request for job in jobs}),
-            REQUESTS.c.person.in_({job.person.name for job in jobs}),
-        )
-        return {(line["person"], line["id"]): line for line in connection.execute(asked).mappings()}
+        asked = {"ids": [job.ask.request for job in jobs], "people": list({job.person.name for job in jobs})}
+        return {(line["person"], line["id"]): line for line in connection.execute(_ASKED, asked).mappings()}
 
-    def _charged(self, connection: sa.Connection, batch: Batch, job: _Job, new: list[_Job], paid_by: list[int]) -> int:
+    def _charged(
+        self, connection: sa.Connection, batch: Batch, job: _Job, new: list[tuple[_Job, int, dict[str, Any]]]
+    ) -> int:
         """Charge a query, or find what paid for it in its plan; return the number of the charge."""
         who, plan_id = job.person.spends_as, job.ask.plan_id
         said = {"who": who, "note": f"served {job.ask.verb}", "own": job.budget}
@@ -375,7 +383,7 @@ class Engine:
             REQUESTS.c.plan == _plan_name(job), REQUESTS.c.person == job.person.name
         )
         used = set(connection.execute(asked).scalars())
-        used |= {number for other, number in zip(new, paid_by, strict=True) if _plan_name(other) == _plan_name(job)}
+        used |= {number for other, number, _ in new if _plan_name(other) == _plan_name(job)}
         for number, charge in paid:
             if number not in used and _same(charge, job.charge):
                 return number
@@ -387,7 +395,7 @@ class Engine:
             "kind": "release", "who": job.person.name, "dataset": job.ask.dataset, "request": job.ask.request,
             "verb": job.ask.verb, "event": event_to_json(job.charge.event),
             "rows": len(self.served[job.ask.dataset].vault) if rows is None else len(rows), "charge": number,
-            "question": job.digest, "released": hashlib.sha256(job.release).hexdigest(),
+            "question": job.digest, "released": job.released,
         }  # fmt: skip
 
     @contextmanager
@@ -451,6 +459,11 @@ def _plan_name(job: _Job) -> str:
     return f"plan {job.person.name} {job.ask.plan_id}"
 
 
+@lru_cache(4096)
+def _finite(event: Event, delta: float) -> bool:
+    return math.isfinite(epsilon_of((Query(event),), delta))
+
+
 def _fit(mechanism: Any, num_rows: int, num_classes: int) -> None:
     try:
         mechanism.fits(num_rows, num_classes)
@@ -475,4 +488,4 @@ def _not_in(plan_id: str) -> str:
 
 
 def _canonical(values: Any) -> bytes:
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _encoded(values).encode()

@@ -24,6 +24,7 @@ from labeldp.atomic import replacing
 
 FORMAT = "labeldp-log/1"
 _PREFIX = "ed25519:"
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
 
 
 class Place(NamedTuple):
@@ -108,7 +109,7 @@ def load(path: Path) -> list[Line]:
 
 def canonical(entry: Mapping[str, Any]) -> str:
     """Return an entry in one spelling."""
-    return json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _canonical(entry)
 
 
 def message(head: str) -> bytes:

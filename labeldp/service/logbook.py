@@ -16,6 +16,8 @@ from labeldp.results.signing import SigningKey
 from labeldp.service.log import FORMAT, Line, Place, canonical, message
 from labeldp.service.tables import APPENDING, LOG
 
+_LAST, _LINE = sa.select(LOG.c.number, LOG.c.hash).order_by(LOG.c.number.desc()).limit(1), sa.insert(LOG)
+
 
 def append(
     database: Database, connection: sa.Connection, entries: Sequence[Mapping[str, Any]], key: SigningKey
@@ -25,16 +27,16 @@ def append(
         return []
     if not database.is_file:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(APPENDING)))
-    last = connection.execute(sa.select(LOG.c.number, LOG.c.hash).order_by(LOG.c.number.desc()).limit(1)).first()
+    last, time = connection.execute(_LAST).first(), now()
     number, before = (0, "") if last is None else (int(last.number), str(last.hash))
     lines: list[dict[str, Any]] = []
     for entry in entries:
         number += 1
-        text = canonical({**entry, "format": FORMAT, "number": number, "time": now(), "before": before})
+        text = canonical({**entry, "format": FORMAT, "number": number, "time": time, "before": before})
         before = hashlib.sha256(text.encode()).hexdigest()
         lines.append({"number": number, "entry": text, "hash": before, "signer": "", "signature": ""})
     lines[-1] |= {"signer": key.public, "signature": key.sign(message(before))}
-    connection.execute(sa.insert(LOG), lines)
+    connection.execute(_LINE, lines)
     return [Place(line["number"], line["hash"]) for line in lines]
 
 

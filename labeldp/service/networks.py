@@ -92,8 +92,6 @@ ZOO: Mapping[str, tuple[Callable[..., nn.Module], Mapping[str, Check]]] = {
                                       "channels": _CHANNELS, "dropout": _SHARE}),
     "vgg16": (zoo.vgg16, {"num_classes": _CLASSES, "channels": _CHANNELS}),
     "small_inception": (zoo.small_inception, {"num_classes": _CLASSES, "channels": _CHANNELS}),
-    "tabular_mlp": (zoo.tabular_mlp, {"num_numeric": integer(0, MOST_SIZE), "cardinalities": _COUNTS,
-                                      "num_classes": _CLASSES, "hidden": _HIDDEN, "dropout": _SHARE}),
     "attribution_network": (zoo.attribution_network, {
         "num_numeric": integer(0, MOST_SIZE), "cardinalities": _COUNTS, "num_classes": _CLASSES, "buckets": _SIZE,
         "dim": integer(1, 1024), "hidden": _HIDDEN}),

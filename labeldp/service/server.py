@@ -11,9 +11,8 @@ import hashlib
 import json
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from pyarrow import flight
 from labeldp.budgets.keys import StoreError
 from labeldp.core.events import DiscreteGaussian, GridGaussian, PureDP, event_from_json
 from labeldp.core.ledger import BudgetExceededError
-from labeldp.service import logbook, wire
+from labeldp.service import logbook, near, wire
 from labeldp.service.access import Access, Person, RateLimit
 from labeldp.service.engine import Ask, Engine, UnknownRowsError
 from labeldp.service.metrics import Metrics
@@ -45,6 +44,7 @@ from labeldp.service.wire import (
 if TYPE_CHECKING:
     from labeldp.service.jobs import Jobs
 
+_Declared = dict[str, tuple[str, int | None]]
 _NAME = text(200)
 _ID = text(128)
 # The declared fields of every message. An exchange's "do" says which of them it is.
@@ -94,6 +94,8 @@ EXCHANGES: Mapping[str, Mapping[str, wire.Check]] = {
     },
     "fetch": {"do": choice("fetch"), "dataset": _NAME, "request": _ID, "delta": number(0.0, 0.999)},
 }  # fmt: skip
+# A query whose columns are small is one message, and so is its answer: see `wire.framed`.
+SMALL = "ask"
 _DO, _EXCHANGES = choice(*EXCHANGES), {do: wire.fields(declared) for do, declared in EXCHANGES.items()}
 _IDS = pa.schema([pa.field("id", pa.large_string(), nullable=False)])
 # Bytes that an id may have, on average.
@@ -120,6 +122,16 @@ class _Tokens(flight.ServerMiddlewareFactory):
         given = next((value for name, value in headers.items() if name.lower() == "authorization"), [""])
         word = given[0] if given and isinstance(given[0], str) else ""
         return _Token(word.removeprefix("Bearer "))
+
+
+class _Near:
+    """What is known of a call that did not come through Flight."""
+
+    def __init__(self, token: str) -> None:
+        self._token = _Token(token)
+
+    def get_middleware(self, name: str) -> _Token:
+        return self._token
 
 
 class Server(flight.FlightServerBase):
@@ -154,11 +166,12 @@ class Server(flight.FlightServerBase):
         self._limit, self._most_bytes = limit or RateLimit(5000.0, 10_000), most_bytes
         # Strangers share a bucket: guessing tokens is slow for all of them together.
         self._strangers = RateLimit(50.0, 200)
-        self._beside = ThreadPoolExecutor(4, "labeldp-sums")
         self._open, self._closing, self._idle = 0, False, threading.Condition()
         super().__init__(
             listen, middleware={"token": _Tokens()}, tls_certificates=None if tls is None else [tls],
         )  # fmt: skip
+        place = near.beside(listen)
+        self._door = None if place is None else near.Door(place, place.with_suffix(""), self._ask_near)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -167,6 +180,8 @@ class Server(flight.FlightServerBase):
         return iter([self._called(context, f"action {action.type}", lambda fields: self._act(context, action, fields))])
 
     def _act(self, context: Any, action: Any, fields: dict[str, Any]) -> Any:
+        if action.type == SMALL:
+            return self._ask_small(context, action, fields)
         if action.type not in ACTIONS:
             raise WireError(f"action={action.type[:60]!r} is not one of {', '.join(ACTIONS)}; give one of them")
         body = action.body
@@ -205,7 +220,7 @@ class Server(flight.FlightServerBase):
             answer, content = {"entry": kept.place.number, "hash": kept.place.hash, "certificate": claim}, kept.release
         else:
             fields["verb"] = given["verb"]
-            answer, content = self._ask(person, given, reader)
+            answer, content = self._ask(person, given, lambda declared, _: self._arriving(declared, reader))
         writer.write_metadata(pa.py_buffer(json.dumps(answer).encode()))
         if content is not None:
             writer.write_metadata(pa.py_buffer(content))
@@ -352,7 +367,13 @@ class Server(flight.FlightServerBase):
         self.engine.choices.add(dataset, name, rows, len(served.vault))
         return {"rows": name, "count": sent}
 
-    def _ask(self, person: Person, given: dict[str, Any], reader: Any) -> tuple[dict[str, Any], bytes]:
+    def _ask(
+        self,
+        person: Person,
+        given: dict[str, Any],
+        read: Callable[[_Declared, Ask], Iterator[dict[str, Any]]],
+        rows: near.Shared | None = None,
+    ) -> tuple[dict[str, Any], bytes]:
         budget = self.access.allowance(person, given["dataset"])
         self._served(given["dataset"])
         settings = wire.checked_settings(given["verb"], given["settings"])
@@ -361,37 +382,86 @@ class Server(flight.FlightServerBase):
             given["request"], given["dataset"], given["rows"], given["verb"], settings, given["settings"],
             given["plan_id"], plan, given["again"],
         )  # fmt: skip
-        schema = wire.arrow_schema(wire.declared_columns(given["verb"], settings))
-        kept = self.engine.ask(person, budget, ask, lambda digest: self._columns(schema, reader, digest))
+        declared = wire.declared_columns(given["verb"], settings)
+        kept = self.engine.ask(
+            person, budget, ask, lambda digest: self._digested(declared, read(declared, ask), digest, rows)
+        )
         return {"entry": kept.place.number, "hash": kept.place.hash, "bytes": len(kept.release)}, kept.release
 
-    def _columns(self, schema: pa.Schema, reader: Any, digest: Any) -> Iterator[dict[str, Any]]:
-        """Yield columns as they arrive, and add all of them to the digest at the end, however they were cut.
+    def _ask_small(self, context: Any, action: Any, fields: dict[str, Any]) -> Any:
+        """Answer a query that came as one message with all of its columns."""
+        body = memoryview(action.body if action.body is not None else b"")
+        return flight.Result(pa.py_buffer(b"".join(self._ask_message(context, body, None, fields))))
 
-        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it. It is
-        computed beside the query that reads them.
-        """
-        sums = {name: hashlib.sha256() for name in schema.names if name != wire.FEATURES}
-        features: Future[int] | None = None
-        sent = rows = 0
-        for batch in _batches(reader):
-            sent += batch.nbytes
+    def _ask_near(self, token: str, message: memoryview, rows: near.Shared | None) -> tuple[bytes, list[bytes]]:
+        """Answer a query that came through the socket beside this one: the kind of its frame, and what is in it."""
+        context = _Near(token)
+        try:
+            run = partial(self._ask_message, context, message, rows)
+            return b"A", self._called(context, "ask", run)
+        except flight.FlightServerError as error:
+            told = {"kind": bytes(error.extra_info).decode(), "said": str(error).partition(". Detail: ")[0]}
+            return b"E", [json.dumps(told).encode()]
+
+    def _ask_message(
+        self, context: Any, message: memoryview, rows: near.Shared | None, fields: dict[str, Any]
+    ) -> list[bytes]:
+        person = self._who(context, fields)
+        if len(message) > self._most_bytes:
+            raise WireError(f"more than {self._most_bytes} bytes were sent in one call; ask about parts of the rows")
+        header, content = wire.unframed(message)
+        given = _EXCHANGES["ask"]("", wire.loaded(header))
+        fields |= {"call": "ask", "dataset": given["dataset"], "verb": given["verb"]}
+
+        def read(declared: _Declared, ask: Ask) -> Iterator[dict[str, Any]]:
+            if rows is None:
+                return wire.from_bytes(declared, self.engine.choice(ask.dataset, ask.rows).count, content)
+            if content or list(declared) != [wire.FEATURES]:
+                raise WireError("only features come in memory; send other columns with the question")
+            kind, width = declared[wire.FEATURES]
+            return self._in_bytes({wire.FEATURES: part} for part in rows.rows(kind, width or 1))
+
+        answer, release = self._ask(person, given, read, rows)
+        return [wire.framed(answer), release]
+
+    def _arriving(self, declared: _Declared, reader: Any) -> Iterator[dict[str, Any]]:
+        """Yield columns as they arrive in record batches."""
+        schema = wire.arrow_schema(declared)
+        return self._in_bytes(wire.from_batch(schema, batch) for batch in _batches(reader))
+
+    def _in_bytes(self, parts: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield parts of columns, until they are too large together."""
+        sent = 0
+        for columns in parts:
+            sent += sum(column.nbytes for column in columns.values())
             if sent > self._most_bytes:
                 raise WireError(
                     f"more than {self._most_bytes} bytes were sent in one call; ask about parts of the rows"
                 )
-            columns = wire.from_batch(schema, batch)
-            rows += batch.num_rows
-            for name, column in columns.items():
-                data = column.reshape(-1).view(np.uint8).data if column.size else memoryview(b"")
-                if name == wire.FEATURES:
-                    before = 0 if features is None else features.result()
-                    features = self._beside.submit(zlib.crc32, data, before)
-                else:
-                    sums[name].update(data)
             yield columns
-        found = [(name, one.hexdigest()) for name, one in sums.items()]
-        digest.update(f"{rows} {0 if features is None else features.result()} {found}".encode())
+
+    def _digested(
+        self, declared: _Declared, parts: Iterator[dict[str, Any]], digest: Any, shared: near.Shared | None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the parts of columns, and add all of them to the digest at the end, however they were cut.
+
+        Features are many: of them a check sum, by which an analyst's mistake is found; nothing else rests on it. Where
+        they come in memory it is the analyst who has computed it.
+        """
+        sums = {name: wire.CheckSum() if name == wire.FEATURES else hashlib.sha256() for name in declared}
+        rows = 0
+        for columns in parts:
+            rows += len(next(iter(columns.values())))
+            for name, column in columns.items():
+                if name != wire.FEATURES:
+                    sums[name].update(column.reshape(-1).view(np.uint8).data)
+                elif shared is None:
+                    sums[name].update(column)
+            yield columns
+        found = {name: one.hexdigest() for name, one in sums.items()}
+        if shared is not None:
+            found[wire.FEATURES] = shared.sum
+        digest.update(f"{rows} {list(found.items())}".encode())
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -404,6 +474,8 @@ class Server(flight.FlightServerBase):
                 self._idle.wait(0.1)
         if self._jobs is not None:
             self._jobs.close()
+        if self._door is not None:
+            self._door.close()
         self.shutdown()
         self.engine.close()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -493,6 +494,83 @@ def from_batch(schema: pa.Schema, batch: pa.RecordBatch) -> dict[str, Array]:
     return found
 
 
+# -- small queries, as one message -------------------------------------------------------------------------------------
+
+
+def framed(header: Mapping[str, Any], content: Iterable[bytes | memoryview] = ()) -> bytes:
+    """Return one message: the length of a header in JSON, the header, and bytes after it."""
+    told = json.dumps(header, allow_nan=False).encode()
+    return b"".join([len(told).to_bytes(4, "little"), told, *content])
+
+
+def unframed(message: memoryview) -> tuple[memoryview, memoryview]:
+    """Return the header, not parsed yet, and the bytes after it; WireError where the message ends before that."""
+    end = 4 + int.from_bytes(message[:4], "little")
+    if not 4 < end <= len(message):
+        raise WireError("the message is not a header and what it announces; use RemoteVault, or see docs/service.md")
+    return message[4:end], message[end:]
+
+
+def to_bytes(declared: Mapping[str, tuple[str, int | None]], columns: Mapping[str, Array]) -> list[memoryview]:
+    """Return whole columns as bytes, one after the other in the order in which they are declared."""
+    return [np.ascontiguousarray(columns[name], _little(kind)).reshape(-1).view(np.uint8).data
+            for name, (kind, _) in declared.items()]  # fmt: skip
+
+
+def from_bytes(
+    declared: Mapping[str, tuple[str, int | None]], num_rows: int, content: memoryview
+) -> Iterator[dict[str, Array]]:
+    """Yield the columns of so many rows, at once; WireError where the bytes are not as many as that takes."""
+    sizes = [_little(kind).itemsize * (1 if width is None else width) * num_rows for kind, width in declared.values()]
+    if sum(sizes) != len(content):
+        raise WireError(f"the columns have {len(content)} bytes and {num_rows} rows take {sum(sizes)}; send these")
+    found: dict[str, Array] = {}
+    for (name, (kind, width)), size in zip(declared.items(), sizes, strict=True):
+        found[name] = np.frombuffer(content[:size], _little(kind)).reshape(
+            (num_rows,) if width is None else (-1, width)
+        )
+        content = content[size:]
+    if found and num_rows:
+        yield found
+
+
+# Of a check sum.
+SUM_BYTES = 8
+
+
+class CheckSum:
+    """Of rows of numbers, however they are cut: finds another number, and rows or columns in another order.
+
+    It adds up bits as whole numbers, along every row and every column, as fast as they are read; it withstands mistakes
+    and not somebody who wants to be mistaken.
+
+    >>> one, other = CheckSum(), CheckSum()
+    >>> one.update(np.eye(3)), other.update(np.eye(3)[:1]), other.update(np.eye(3)[1:])
+    (None, None, None)
+    >>> one.hexdigest() == other.hexdigest()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._rows, self._columns = 0, None
+
+    def update(self, block: Array) -> None:
+        """Add rows, in order."""
+        words = block.view(np.dtype(f"u{block.itemsize}"))
+        self._rows = zlib.crc32(np.add.reduce(words, axis=1, dtype=words.dtype).data, self._rows)
+        columns = np.add.reduce(words, axis=0, dtype=words.dtype)
+        self._columns = columns if self._columns is None else self._columns + columns
+
+    def hexdigest(self) -> str:
+        """Return the sum as a text."""
+        columns = b"" if self._columns is None else self._columns.tobytes()
+        return f"{self._rows:08x}{zlib.crc32(columns):08x}"
+
+
+def _little(kind: str) -> np.dtype[Any]:
+    return np.dtype(kind).newbyteorder("<")
+
+
 # -- releases ----------------------------------------------------------------------------------------------------------
 
 
@@ -513,8 +591,9 @@ def pack(release: Any) -> bytes:
 FAILED = safetensors.numpy.save({}, {"release": json.dumps({"kind": "failed"})})
 
 
-def unpack(content: bytes, mechanism: Any) -> Any:
+def unpack(content: bytes | memoryview, mechanism: Any) -> Any:
     """Return the release that a mechanism was asked for."""
+    content = bytes(content)
     try:
         arrays = safetensors.numpy.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

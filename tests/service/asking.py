@@ -42,4 +42,5 @@ def ask(connection, told, columns=None):
         }
         schema = wire.arrow_schema(declared)
         batches = lambda: [wire.to_batch(schema, columns)]  # noqa: E731
-    return connection.exchange(told, schema, batches)
+    answer, content = connection.exchange(told, schema, batches)
+    return answer, bytes(content)
