@@ -24,7 +24,7 @@ ALLOWED = {
     "features": {"learning", "releases", "models", "ranks"},
     "learning": {"features", "releases", "models", "ranks"},
     "data": {"core", "mechanisms", "budgets", "releases"},
-    "service": {"core", "mechanisms", "budgets", "releases", "data", "recipes", "results"},
+    "service": {"core", "mechanisms", "budgets", "releases", "data", "models", "learning", "recipes", "results"},
     "engines": {
         "core",
         "mechanisms",

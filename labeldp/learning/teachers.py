@@ -41,7 +41,7 @@ class LinearTeachers:
         teach: (teacher numbers (t,), rows (t, m), labels (t, m)) → votes (t, queries).
     """
 
-    kind: Literal["ridge", "one_shot"]
+    kind: Literal["ridge", "shared"]
     features: Tensor = field(repr=False)
     queries: Tensor = field(repr=False)
     num_classes: int
@@ -97,7 +97,7 @@ def one_shot_teachers(features: Tensor, queries: Tensor, num_classes: int, *, ri
     moment = known.mT @ known / len(known) + ridge * _eye(known.shape[1], known)
     whitened = torch.cholesky_solve(points.mT, torch.linalg.cholesky(moment)).mT
     teach = _linear(known, whitened, num_classes, lambda own, targets: targets.mT @ own / own.shape[1])
-    return LinearTeachers("one_shot", features, queries, num_classes, ridge, teach)
+    return LinearTeachers("shared", features, queries, num_classes, ridge, teach)
 
 
 def _linear(features: Tensor, queries: Tensor, num_classes: int, heads: _Heads) -> Teach:

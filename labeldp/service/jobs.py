@@ -143,7 +143,7 @@ class Jobs:
                     return self.status(person, given["dataset"], given["request"])
                 (folder / "job.json").write_text(json.dumps({name: given[name] for name in ("recipe", "settings")}))
                 if chosen.rows is not None:
-                    np.save(folder / "rows.npy", chosen.rows)
+                    np.save(folder / "rows.npy", chosen.rows, allow_pickle=False)
                 made = {
                     "person": person.name, "id": given["request"], "dataset": given["dataset"],
                     "recipe": given["recipe"], "digest": digest.hexdigest(),
@@ -277,7 +277,7 @@ class Jobs:
 
     def _rows(self, job: _Running) -> Any:
         file = self._folder / job.line["folder"] / "rows.npy"
-        return np.load(file) if file.exists() else None
+        return np.load(file, allow_pickle=False) if file.exists() else None
 
     def _end(self, job: _Running, state: str, why: str, said: Mapping[str, Any], release: bytes | None) -> None:
         """Write down how a job that was paid for has ended, with what it releases, in one transaction."""

@@ -85,8 +85,9 @@ def _plain_bound(bound: NormBound | DiameterBound) -> Settings:
     return {"clip": bound.clip, "diameter": bound.diameter if isinstance(bound, DiameterBound) else None}
 
 
-_ITERATED = {"smoothing": number(0.0, 1.0), "tolerance": number(1e-9, 1.0), "steps": integer(1, 1000),
-             "rounds": integer(1, 1000)}  # fmt: skip
+_ITERATED = dict(
+    smoothing=number(0.0, 1.0), tolerance=number(1e-9, 1.0), steps=integer(1, 1000), rounds=integer(1, 1000)
+)
 _PROJECTIONS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Check]]] = {
     "span": (projections.span, {"tolerance": number(1e-9, 1.0), "steps": integer(1, 10_000)}),
     "hull": (projections.hull, _ITERATED),
@@ -213,7 +214,7 @@ _DESCENT: Mapping[str, Check] = {
     "seed": _SEED, "precision": optional(choice(*_PRECISIONS)), **_NETWORK,
 }  # fmt: skip
 _TEACHERS: Mapping[str, Check] = {
-    "kind": choice("ridge", "one_shot"), "ridge": _POSITIVE, "num_classes": integer(2, 1 << 16), "teachers": _STEPS,
+    "kind": choice("ridge", "shared"), "ridge": _POSITIVE, "num_classes": integer(2, 1 << 16), "teachers": _STEPS,
     "queries": _STEPS, "responses": _STEPS, "noise_std": _POSITIVE, "threshold": optional(_ANY),
     "threshold_std": optional(_POSITIVE), "seed": _SEED, "at_once": integer(1, 1000),
 }  # fmt: skip

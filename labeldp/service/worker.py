@@ -169,7 +169,8 @@ def _run(line: Line, told: dict[str, Any], charges: Charges) -> None:
         # Whatever it says may be about labels.
         raise WireError("the owner's table cannot be read as it was declared; ask its owner") from None
     line.ask(labels=sealed.fingerprint(bytes.fromhex(told["secret"])))
-    rows = np.load(folder / "rows.npy") if (folder / "rows.npy").exists() else None
+    chosen = folder / "rows.npy"
+    rows = np.load(chosen, allow_pickle=False) if chosen.exists() else None
     vault = sealed.part(rows, store=charges)
     settings = tasks.checked(job["recipe"], job["settings"], len(vault), limits)
     tensors, inputs = tasks.received(folder / "sent.safetensors", len(vault))

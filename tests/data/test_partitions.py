@@ -66,31 +66,18 @@ def test_answers_are_those_of_one_machine_however_rows_are_split(name, id, key, 
     assert other.column("y") != whole.column("y")
 
 
-def test_an_empty_partition_is_answered_by_nothing_and_checked(key, tmp_path):
+def test_an_empty_partition_is_answered_by_nothing(key, tmp_path):
     task = Keyed(checked("y", CLASSES, 1.0), "id", "r", str(tmp_path))
     assert list(partitions.answer(task, [])) == []
-    (line,) = partitions.check(task, [])
-    assert line.to_pylist() == [dict.fromkeys(partitions.FOUND, 0)]
-
-
-def test_what_cannot_be_answered_is_counted(tmp_path):
-    broken = pa.table({
-        "id": pa.array([1, None, 3, 4], pa.int64()), "y": ["a", "secret-1", None, "b"], "p0": [1.0, 1, 1, -1],
-        "p1": [1.0, None, 1, 1],
-    })  # fmt: skip
-    request = checked("y", ("a", "b"), 1.0, prior_columns=["p0", "p1"])
-    task = Keyed(request, "id", "r", str(tmp_path / "not there"))
-    (line,) = partitions.check(task, broken.to_batches())
-    assert list(line.to_pylist()[0].values()) == [4, 1, 1, 1, 2, 1]
 
 
 def test_types_are_checked():
-    task = Keyed(checked("y", CLASSES, 1.0, prior_columns=["p0", "p1", "p2"]), "id", "r", "")
-    partitions.check_kinds(task, TABLE.schema)
+    request = checked("y", CLASSES, 1.0, prior_columns=["p0", "p1", "p2"])
+    partitions.check_kinds(request, "id", TABLE.schema)
     for column, kind, words in [("id", pa.float64(), "ids are whole"), ("p1", pa.string(), "a prior needs numbers")]:
         place = TABLE.schema.get_field_index(column)
         with pytest.raises(TableError, match=words):
-            partitions.check_kinds(task, TABLE.schema.set(place, pa.field(column, kind)))
+            partitions.check_kinds(request, "id", TABLE.schema.set(place, pa.field(column, kind)))
 
 
 def test_no_message_of_a_task_quotes_a_label(key, tmp_path):
