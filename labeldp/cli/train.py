@@ -443,12 +443,11 @@ def _weights(given: Sequence[str] | None, classes: Sequence[str]) -> dict[str, f
 
 def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
     """Yield what was measured and may be a mistake: a model no better than one class, labels that are cut off."""
-    common, cut = own.commonest(), own.measures.get("at_bounds")
-    if common is not None:
-        name, share = common
-        yield f"Always predicting {name!r} would be right on {share:.1%} of them." + (
+    common, cut = own.measures.get("majority_baseline"), own.measures.get("at_bounds")
+    if common is not None and own.majority:
+        yield f"Always predicting {own.majority!r} would be right on {common.value:.1%} of them." + (
             " Nearly all labels are of this class: check the label column, or give rare classes a --class-weight."
-            if share > _ONE_CLASS else ""
+            if common.value > _ONE_CLASS else ""
         )  # fmt: skip
     if cut is not None and cut.value - cut.margin > _CUT_OFF and data.bounds is not None:
         low, high = data.bounds
