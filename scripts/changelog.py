@@ -1,11 +1,13 @@
 """Make CHANGELOG.md from the notes in changelog.d/, one file per change.
 
-    python scripts/changelog.py                    write what is not released yet under "Unreleased"
-    python scripts/changelog.py --release 1.0.0    write it under this version, remove the notes, set the version
+    python scripts/changelog.py                    write anew what is not released yet, under the heading that it has
+    python scripts/changelog.py --prepare 1.0.0    head it "1.0.0 (unreleased)" and set the version; the notes stay
+    python scripts/changelog.py --release 1.0.0    head it with version and date, set the version, remove the notes
     python scripts/changelog.py --check            exit with 1 where CHANGELOG.md lacks a note
 
-Notes are named NUMBER-topic.md, or topic.md, and come newest number first; released sections stay as they are. The
-version is written in pyproject.toml, and CITATION.cff repeats it.
+Notes are named NUMBER-topic.md, or topic.md, and come newest number first; released sections stay as they are. While a
+version is being prepared, notes go on arriving, and the first command puts them in. The version is written in
+pyproject.toml, and CITATION.cff repeats it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ What changed for users, newest first. Made by `scripts/changelog.py` from the no
 between versions is in [docs/versions.md](docs/versions.md).
 """
 UNRELEASED = "Unreleased"
+_PENDING = re.compile(r"^## (Unreleased|\S+ \(unreleased\))$", re.M)
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 
 
@@ -68,14 +71,15 @@ def section(title: str, listed: list[tuple[int, str, str]]) -> str:
 def released(text: str) -> str:
     """Return the sections of released versions as CHANGELOG.md has them."""
     parts = re.split(r"^(?=## )", text, flags=re.M)[1:]
-    return "\n".join(part.strip() + "\n" for part in parts if not part.startswith(f"## {UNRELEASED}"))
+    return "\n".join(part.strip() + "\n" for part in parts if not _PENDING.match(part))
 
 
-def write(root: Path, title: str) -> None:
-    """Write CHANGELOG.md with the notes under this title."""
+def write(root: Path, title: str | None = None) -> None:
+    """Write CHANGELOG.md with the notes under this title; under the one they had when None."""
     path = root / "CHANGELOG.md"
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    listed = notes(root)
+    listed, pending = notes(root), _PENDING.search(before)
+    title = title or (pending[1] if pending else UNRELEASED)
     parts = [HEAD, section(title, listed)] if listed else [HEAD]
     path.write_text("\n".join([*parts, released(before)]).rstrip() + "\n", encoding="utf-8")
 
@@ -94,8 +98,10 @@ def set_version(root: Path, version: str) -> None:
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--release", metavar="VERSION", help="write the notes under this version and remove them")
-    parser.add_argument("--check", action="store_true", help="only say whether CHANGELOG.md has every note")
+    step = parser.add_mutually_exclusive_group()
+    step.add_argument("--prepare", metavar="VERSION", help="write the notes under this version, and keep them")
+    step.add_argument("--release", metavar="VERSION", help="write the notes under this version, and remove them")
+    step.add_argument("--check", action="store_true", help="only say whether CHANGELOG.md has every note")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the project")
     given = parser.parse_args()
     if given.check:
@@ -105,14 +111,17 @@ def main() -> None:
         if missing:
             print(f"CHANGELOG.md lacks {', '.join(missing)}; run: python scripts/changelog.py")
         sys.exit(bool(missing))
-    if given.release is None:
-        write(given.root, UNRELEASED)
+    version = given.release or given.prepare
+    if version is None:
+        write(given.root)
         return
-    if not _VERSION.fullmatch(given.release):
-        raise SystemExit(f"--release {given.release} is no version; give one as in 1.0.0 or 1.0.0rc1")
-    write(given.root, f"{given.release} ({datetime.now(UTC).date().isoformat()})")
-    set_version(given.root, given.release)
-    for note in notes(given.root):
+    if not _VERSION.fullmatch(version):
+        raise SystemExit(f"{version} is no version; give one as in 1.0.0 or 1.0.0rc1")
+    if re.search(rf"^## {re.escape(version)} \(\d", (given.root / "CHANGELOG.md").read_text(encoding="utf-8"), re.M):
+        raise SystemExit(f"{version} is released already; take the next version (docs/versions.md)")
+    write(given.root, f"{version} ({datetime.now(UTC).date().isoformat() if given.release else 'unreleased'})")
+    set_version(given.root, version)
+    for note in notes(given.root) if given.release else ():
         (given.root / "changelog.d" / name(note)).unlink()
 
 

@@ -114,6 +114,9 @@ def tried(kind: str, built_file: Path, version: str, tutorials: bool) -> None:
                 inside = folder / page.stem
                 inside.mkdir()
                 text = page.read_text(encoding="utf-8")
+                # Nothing but labeldp's extras and what the page itself tells people to install.
+                for named in re.findall(r"`pip install ([\w ]+)`", text):
+                    run([*pip, *named.split()], folder)
                 follow(text, python, labeldp, inside)
 
 

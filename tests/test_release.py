@@ -81,6 +81,15 @@ def test_the_changelog_is_made_of_notes(tmp_path):
     (notes / "11-last.md").write_text("The end.")
     assert "lacks 11-last.md" in changelog(tmp_path, "--check").stdout
     assert "is no version" in changelog(tmp_path, "--release", "one").stderr
+    # While a version is prepared, notes go on arriving.
+    assert changelog(tmp_path, "--prepare", "1.0.0").returncode == 0
+    (notes / "13-late.md").write_text("Late.")
+    assert changelog(tmp_path).returncode == 0
+    text = (tmp_path / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## .*", text, re.M) == ["## 1.0.0 (unreleased)"]
+    assert re.findall(r"\(#(\d+)\)", text) == ["13", "11", "10", "2"]
+    assert 'version = "1.0.0"' in (tmp_path / "pyproject.toml").read_text()
+    (notes / "13-late.md").unlink()
     assert changelog(tmp_path, "--release", "1.0.0").returncode == 0
     text = (tmp_path / "CHANGELOG.md").read_text()
     assert re.search(r"^## 1\.0\.0 \(\d{4}-\d\d-\d\d\)\n\n- \*\*Last\.\*\* The end\. \(#11\)", text, re.M)
@@ -94,6 +103,8 @@ def test_the_changelog_is_made_of_notes(tmp_path):
     again = (tmp_path / "CHANGELOG.md").read_text()
     assert again.index("## Unreleased") < again.index("## 1.0.0")
     assert "The end." in again
+    assert "released already" in changelog(tmp_path, "--release", "1.0.0").stderr
+    assert (notes / "12-new.md").exists()
 
 
 def test_files_that_strangers_look_for_are_there():

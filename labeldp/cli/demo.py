@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labeldp.cli.options import EPSILON, check_device, needed_training
+from labeldp.cli.progress import of_training
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +39,8 @@ def demo(folder: Path, epsilon: float) -> None:
         data = read("adult")
         secret = f"secret label '{data.label}' ∈ {{{', '.join(data.classes)}}}"
         click.echo(f"Adult census income: {len(data):,} people, {len(data.described)} public columns, {secret}")
-        model = training.trained(data, epsilon, holdout=0)
+        with of_training("adult", epsilon) as report:
+            model = training.trained(data, epsilon, holdout=0, report=report)
         run = {"table": "adult", "epsilon": epsilon, "device": "cpu", "seed": 0, "holdout": 0}
         result = training.result_of(data, model, epsilon, None, run)
         certificate, method = draft.write(result), result.story.method

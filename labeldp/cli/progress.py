@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 # Called with a phase, what goes on in it, the share of it that is done (None where that is not known), and a number.
@@ -63,6 +64,27 @@ def shown(what: str, number: str = "", *, console: Any = None) -> Iterator[Show 
             bar.update(task, description=f"{phase}, {detail}", completed=now[1], total=total, number=number)
 
         yield show
+
+
+@contextmanager
+def of_training(table: str, epsilon: float) -> Iterator[Callable[[Any], None] | None]:
+    """Show phase, epsilon spent and time left on a terminal's stderr, or nothing."""
+    from labeldp.results.card import at_most
+
+    name, spent = Path(table).name, "0"
+    with shown(f"{name}: reading", f"ε 0 of {epsilon:g}") as show:
+        if show is None:
+            yield None
+            return
+
+        def report(progress: Any) -> None:
+            nonlocal spent
+            if progress.epsilon is not None:
+                # Rounded up: by the steps drawn so far, or by all queries where they are paid for at once.
+                spent = at_most(progress.epsilon, 3)
+            show(f"{name}: {progress.phase}", progress.detail, progress.share, f"ε {spent} of {epsilon:g}")
+
+        yield report
 
 
 def clock(seconds: float) -> str:

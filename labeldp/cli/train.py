@@ -36,7 +36,7 @@ from labeldp.cli.options import (
     with_columns,
     with_rows,
 )
-from labeldp.cli.progress import shown
+from labeldp.cli.progress import of_training
 from labeldp.recipes.catalogue import AUTO, BY_KEY, keys
 from labeldp.results.card import counted
 
@@ -202,7 +202,7 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         table_file(table) as path,
         RunFolder(out, stopped) as kept,
         drafting(out) as draft,
-        nullcontext() if quiet or as_json else _progress(table, epsilon) as report,
+        nullcontext() if quiet or as_json else of_training(table, epsilon) as report,
     ):
         data = _shared(team, partial(read, path, report=_rows_read(report, begun)))
         paid_by = None
@@ -443,12 +443,11 @@ def _weights(given: Sequence[str] | None, classes: Sequence[str]) -> dict[str, f
 
 def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
     """Yield what was measured and may be a mistake: a model no better than one class, labels that are cut off."""
-    common, cut = own.commonest(), own.measures.get("at_bounds")
-    if common is not None:
-        name, share = common
-        yield f"Always predicting {name!r} would be right on {share:.1%} of them." + (
+    common, cut = own.measures.get("majority_baseline"), own.measures.get("at_bounds")
+    if common is not None and own.majority:
+        yield f"Always predicting {own.majority!r} would be right on {common.value:.1%} of them." + (
             " Nearly all labels are of this class: check the label column, or give rare classes a --class-weight."
-            if share > _ONE_CLASS else ""
+            if common.value > _ONE_CLASS else ""
         )  # fmt: skip
     if cut is not None and cut.value - cut.margin > _CUT_OFF and data.bounds is not None:
         low, high = data.bounds
@@ -496,24 +495,3 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
     elif team is not None:
         lines.append(f"Rank 0 trained it alone: {result.story.method} has nothing to share but the features of images.")
     return "\n".join(lines)
-
-
-@contextmanager
-def _progress(what: str, epsilon: float) -> Iterator[Report | None]:
-    """Show phase, epsilon spent and time left on a terminal's stderr, or nothing."""
-    from labeldp.results.card import at_most
-
-    name, spent = Path(what).name, "0"
-    with shown(f"{name}: reading", f"ε 0 of {epsilon:g}") as show:
-        if show is None:
-            yield None
-            return
-
-        def report(progress: Any) -> None:
-            nonlocal spent
-            if progress.epsilon is not None:
-                # Rounded up: by the steps drawn so far, or by all queries where they are paid for at once.
-                spent = at_most(progress.epsilon, 3)
-            show(f"{name}: {progress.phase}", progress.detail, progress.share, f"ε {spent} of {epsilon:g}")
-
-        yield report

@@ -4,6 +4,8 @@ Nothing here needs more than a `DataFrame`, so that Spark Connect works, too. Wh
 words: those of Spark could quote rows.
 """
 
+# PySpark is half a gigabyte and may not be installed where types are checked.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import contextlib

@@ -16,6 +16,8 @@ event log, all of which are kept and shown. So the output's folder must be one t
 under the same name: a local disk for one machine, a network share for a cluster.
 """
 
+# PySpark is half a gigabyte and may not be installed where types are checked.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -10,6 +10,8 @@
 φ is computed row by row, so that a row's integers do not depend on the batch it came in.
 """
 
+# PySpark is half a gigabyte and may not be installed where types are checked.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import functools

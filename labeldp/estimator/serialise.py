@@ -263,7 +263,8 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
             model = FeatureNet(config["inputs"], config["outputs"], config["hidden"])
         case "own net" if model is None:
             raise PartsError(
-                f"the network, a {config['class']}, is not kept, only its weights; give one like it: model="
+                f"the network, a {config['class']}, is not kept, only its weights; give one like it, in Python: "
+                "labeldp.load(folder, model=...)"
             )
         case "own net":
             pass

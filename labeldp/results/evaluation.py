@@ -100,14 +100,6 @@ class Evaluation:
             f"{measure_words(name)} {shown(name, self.measures[name])}" for name in names if name in self.measures
         )
 
-    def commonest(self) -> tuple[str, float] | None:
-        """Return the class that most rows have, as estimated, and its share: what always predicting it would reach."""
-        if not self.confusion:
-            return None
-        totals = [max(0.0, sum(row)) for row in self.confusion]
-        place = totals.index(max(totals))
-        return self.classes[place], totals[place] / max(sum(totals), 1.0)
-
     def side(self, name: str, place: int) -> str:
         """Return recall or precision of a class in words; a dash where noise drowns it."""
         one = getattr(self, name)[place]
