@@ -47,6 +47,8 @@ from labeldp.service.wire import BusyError, WireError
 
 # How often the process of a job that was paid for is started when it ends without a word, killed say.
 _TRIES = 3
+# Seconds between two attempts to write down how a job has ended.
+_PAUSES = (0.5, 2.0, 10.0)
 # Seconds that a process may take longer than its limit to come to its next draw.
 _GRACE = 60.0
 
@@ -298,10 +300,10 @@ class Jobs:
                     hash=place.hash, release=release,
                 )  # fmt: skip
                 books.connection.execute(sa.insert(REQUESTS).values(**kept))
-            line |= {"state": state, "why": why, "facts": json.dumps(facts)}
-            line.pop("seal", None)
+            ended = {**line, "state": state, "why": why, "facts": json.dumps(facts)}
+            ended.pop("seal", None)
             here = (JOBS.c.person == job.person, JOBS.c.id == line["id"])
-            changed = sealed_line(engine.database.key, **line)
+            changed = sealed_line(engine.database.key, **ended)
             books.connection.execute(sa.update(JOBS).where(*here).values(**changed))
         shutil.rmtree(self._folder / line["folder"], ignore_errors=True)
 
@@ -331,22 +333,40 @@ class Jobs:
                 raise job.refusal or WireError(f"the job was refused: {why}. Nothing was charged")
             if said is None and self._closing:
                 return
-            file = self._folder / job.line["folder"] / "result.safetensors"
-            if said is None:
-                self._end(job, "failed", f"its process was ended {_TRIES} times, by a limit or from outside", {}, None)
-            elif "failed" in said:
-                self._end(job, "failed", said["failed"], {}, None)
-            elif said["ended"] == "nothing":
-                self._end(job, "stopped", job.stop or "it was stopped", said, None)
-            else:
-                done = said["ended"] == "done"
-                why = "" if done else f"{job.stop or 'it was stopped'}, after {said['taken']} of {said['steps']} steps"
-                self._end(job, "done" if done else "stopped", why, said, file.read_bytes())
+            self._write_down(job, said)
         except Exception as error:
             if not job.settled.done():
                 job.settled.set_exception(error)
         finally:
             self._running.pop((job.person, job.line["id"]), None)
+
+    def _write_down(self, job: _Running, said: dict[str, Any] | None) -> None:
+        """Write down how a paid job has ended, again where the store is not to be had; at last, that it has failed.
+
+        A transaction is all or nothing, and charges nothing here. Where not even the failure can be written the job's
+        folder stays, and the next server goes on with it.
+        """
+        for pause in (*_PAUSES, None):
+            try:
+                if said is None:
+                    why = f"its process was ended {_TRIES} times, by a limit or from outside"
+                    self._end(job, "failed", why, {}, None)
+                elif "failed" in said:
+                    self._end(job, "failed", said["failed"], {}, None)
+                elif said["ended"] == "nothing":
+                    self._end(job, "stopped", job.stop or "it was stopped", said, None)
+                else:
+                    done, release = said["ended"] == "done", self._folder / job.line["folder"] / "result.safetensors"
+                    why = f"{job.stop or 'it was stopped'}, after {said['taken']} of {said['steps']} steps"
+                    state, why = ("done", "") if done else ("stopped", why)
+                    self._end(job, state, why, said, release.read_bytes())
+                return
+            except Exception:
+                if pause is None or self._closing:
+                    break
+                time.sleep(pause)
+        if not self._closing:
+            self._end(job, "failed", "its result could not be stored", {}, None)
 
     def _talk(self, job: _Running) -> dict[str, Any] | None:
         """Start a process, answer what it asks, and return how it says it has ended; None where it is just gone."""

@@ -19,6 +19,7 @@ from torch import nn  # noqa: E402
 from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
 from labeldp.learning.teachers import ridge_teachers  # noqa: E402
 from labeldp.recipes import labeldp_pro, pate  # noqa: E402
+from labeldp.service import jobs as jobs_module  # noqa: E402
 from labeldp.service import logbook, networks, tasks  # noqa: E402
 from labeldp.service.audit import problems_of_store  # noqa: E402
 from labeldp.service.client import ServiceError  # noqa: E402
@@ -187,6 +188,58 @@ def test_a_job_that_fails_when_it_was_paid_for_stays_charged(tmp_path):
         assert remote.spent() == pytest.approx(1.0, rel=1e-3)
         assert kinds(found) == ["job", "job ended"]
         assert problems_of_store(found.database, logbook.read(found.database)) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fails", "state"), [(1, "done"), (99, "failed")])
+def test_a_result_that_cannot_be_stored_is_tried_again_and_then_a_failure(tmp_path, monkeypatch, fails, state):
+    monkeypatch.setattr(jobs_module, "_PAUSES", (0.01, 0.01))
+    with running(tmp_path) as found:
+        remote, end, tried = found.remote(), found.jobs._end, []
+
+        def full(job, state, why, said, release):
+            tried.append(state)
+            if release is not None and len(tried) <= fails:
+                # In the middle of the transaction, which leaves nothing behind.
+                end(job, state, why, {**said, "assumptions": {1}}, release)
+            end(job, state, why, said, release)
+
+        found.jobs._end = full
+        if state == "done":
+            train(remote)
+        else:
+            with pytest.raises(ServiceError, match="could not be stored; what it was charged stays charged"):
+                train(remote)
+        assert tried == (["done"] * 2 if state == "done" else ["done"] * 3 + ["failed"])
+        assert kinds(found) == ["job", "release" if state == "done" else "job ended"]
+        assert remote.spent() == pytest.approx(1.0, rel=1e-3)
+        assert problems_of_store(found.database, logbook.read(found.database)) == ()
+        assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["home"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["analyst", "time"])
+def test_a_job_that_is_stopped_gives_the_weights_so_far(tmp_path, by):
+    with running(tmp_path) as found:
+        remote, begin = found.remote(), found.jobs._store.begin
+
+        def stopping(dataset, plan, number, index, most):
+            begin(dataset, plan, number, index, most)
+            (job,) = found.jobs._running.values()
+            if index == 3 and by == "analyst":
+                assert found.connection().act("stop", dataset=dataset, request=job.line["id"])["state"] == "running"
+            elif index == 3:
+                job.begun -= found.jobs.limits.seconds + 1
+
+        found.jobs._store.begin = stopping
+        model = train(remote)
+        why = "stopped by its analyst" if by == "analyst" else "ran longer than the 3600 s"
+        assert why in remote.certificate(DELTA).assumptions[-1]
+        assert "after 3 of 6 steps" in remote.certificate(DELTA).assumptions[-1]
+        assert any(not torch.equal(*each) for each in zip(model.parameters(), network().parameters(), strict=True))
+        assert kinds(found) == ["job", "release"]
+        # All of it stays paid.
+        assert remote.spent() == pytest.approx(1.0, rel=1e-3)
 
 
 @pytest.mark.slow
