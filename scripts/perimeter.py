@@ -24,7 +24,9 @@ BESIDE = {
     "saddle.py": "chooses where to compute: a bad choice costs accuracy, never soundness",
     "inverse.py": "chooses noise, and δ for audits: what was chosen is accounted for as it is",
     "protocols.py": "the signatures of mechanisms, stores and counters, no code",
-    "sealing.py": "checks labels one by one, names a column for a store: a mistake is a wrong label, no wrong claim",
+    "sealing.py": "checks labels one by one, reads row numbers, which the vault checks, names a column for a store: a "
+    "mistake is a wrong label or row, no wrong claim",
+    "limits.py": "refuses certificates that take too long to read or recompute: a mistake costs time",
     "display.py": "shows claims and budgets in notebooks",
 }
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
-from itertools import groupby
+from functools import cached_property, reduce
+from itertools import chain, groupby
 from typing import Any
 
 from labeldp.budgets.ids import Charge, Plan, extended
@@ -65,7 +65,16 @@ class Book:
         while rest is not None:
             rest, plan = rest
             plans.append(plan)
-        return self.settled.charge_plans(reversed(plans))
+        ledger = self.settled
+        for everybody, run in groupby(reversed(plans), lambda plan: all(each.rows is None for each in plan)):
+            if everybody:
+                # Many plans of everybody are one change of the histories: row by row they would take as long each.
+                new = tuple(chain(*(Ledger(0).charge_plan(plan).histories[0] for plan in run)))
+                histories = tuple((*history, *new) for history in ledger.histories)
+                ledger = replace(ledger, histories=histories)
+            else:
+                ledger = reduce(Ledger.charge_plan, run, ledger)
+        return ledger
 
     def sum_with(self, plan: Plan) -> Fraction | None:
         """Return the plain sum after one more plan; None if something in it has no ε."""

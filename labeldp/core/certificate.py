@@ -22,6 +22,7 @@ from labeldp.core.display import certificate_html
 from labeldp.core.events import PureDP, Query, event_from_json, event_to_json
 from labeldp.core.gaussian import AccountingError
 from labeldp.core.ledger import ONE_LABEL, Group, Unit, merge_disjoint, unit_of_words, worst_epsilon
+from labeldp.core.limits import DEEPEST, MOST_TEXT, MOST_WORK, composed_events, depth
 
 # The second format has fields for what the first one cannot say, and is written only where they are needed.
 FORMAT, FORMAT_2 = "labeldp-certificate/1", "labeldp-certificate/2"
@@ -31,11 +32,9 @@ KEYED_NOISE = "operating-system entropy, AES-256 keyed by row"
 # A composed ε may differ in the last digits on another machine; 1e-7 is less than the accountant's own safety margin.
 # Sums of pure epsilons are exact everywhere.
 _TOLERANCE, _EXACT = 1e-7, 1e-15
-# What is read at most: bytes, levels of nesting, and numbers that floats still count one by one.
-_LARGEST, _DEEPEST, _MOST = 1 << 24, 32, 1 << 53
+# Numbers that floats still count one by one.
+_MOST = 1 << 53
 _MISSING = object()
-# How many events `verify` composes on a grid, over all histories: some tenths of a second each, at worst.
-MOST_WORK = 64
 
 
 class CertificateError(ValueError):
@@ -153,7 +152,7 @@ def verify(certificate: Certificate, artifact: Path | None = None) -> tuple[str,
     protects nothing is wrong: an infinite epsilon, or a delta of one over the number of rows or more, at which the
     label of a random row may be published.
     """
-    if (work := _work(certificate)) > MOST_WORK:
+    if (work := composed_events(certificate.groups, certificate.delta)) > MOST_WORK:
         return (f"the ledger takes {work:.0f} compositions to recompute, more than the {MOST_WORK} that are tried",)
     problems: list[str] = []
     try:
@@ -193,16 +192,6 @@ def verify(certificate: Certificate, artifact: Path | None = None) -> tuple[str,
     return tuple(problems)
 
 
-def _work(certificate: Certificate) -> float:
-    """Return about how many events have to be composed on a grid; closed forms take next to nothing."""
-    exact, pure = certificate.delta == 0, PureDP
-    return math.fsum(
-        1e-3 if exact else 1e-2 if all(q.event.mu is not None for q in plan) else
-        1e-2 if len(plan) == 1 and plan[0].times == 1 and isinstance(plan[0].event, pure) else len(plan)
-        for plans in {group.plans for group in certificate.groups} for plan in plans
-    )  # fmt: skip
-
-
 def _accountants(groups: tuple[Group, ...], delta: float) -> str:
     names = {accountant_name(group.plans, delta) for group in groups if group.plans}
     return "; ".join(sorted(names)) or "nothing was asked"
@@ -214,7 +203,7 @@ def _accountants(groups: tuple[Group, ...], delta: float) -> str:
 def read(path: Path | str) -> Certificate:
     """Read a certificate; CertificateError says what is wrong with it."""
     with Path(path).open("rb") as file:
-        content = file.read(_LARGEST + 1)
+        content = file.read(MOST_TEXT + 1)
     try:
         return parse(content.decode())
     except UnicodeDecodeError:
@@ -226,8 +215,8 @@ def parse(text: str) -> Certificate:
 
     What is read is written again and compared: no field can be missing, unknown, repeated or of another kind.
     """
-    if len(text) > _LARGEST:
-        raise CertificateError(f"it has more than {_LARGEST} characters; no certificate of this library does")
+    if len(text) > MOST_TEXT:
+        raise CertificateError(f"it has more than {MOST_TEXT} characters; no certificate of this library does")
     try:
         fields: Any = json.loads(text, object_pairs_hook=_no_repeats)
         if not isinstance(fields, dict):
@@ -236,7 +225,7 @@ def parse(text: str) -> Certificate:
     except CertificateError:
         raise
     except RecursionError:
-        raise CertificateError(f"it is nested more than {_DEEPEST} levels deep") from None
+        raise CertificateError(f"it is nested more than {DEEPEST} levels deep") from None
     except KeyError as error:
         raise CertificateError(f"not a certificate: the field {error} is missing") from None
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -244,7 +233,7 @@ def parse(text: str) -> Certificate:
 
 
 def _from_json(fields: dict[str, Any]) -> Certificate:
-    if _depth(fields) > _DEEPEST:
+    if depth(fields) > DEEPEST:
         raise RecursionError
     second = fields.get("format") == FORMAT_2
     if not second and fields.get("format") != FORMAT:
@@ -286,12 +275,6 @@ def _plans_from_json(group: Mapping[str, Any], second: bool) -> Plans:
     if any(not plan or len({query.event for query in plan}) < len(plan) for plan in found):
         raise CertificateError("a ledger entry has a plan without queries, or lists an event twice in one")
     return tuple(found)
-
-
-def _depth(value: object) -> int:
-    """Return how deep lists and objects are nested."""
-    inner = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
-    return 1 + max(map(_depth, cast("list[Any]", inner)), default=0) if isinstance(value, (dict, list)) else 0
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

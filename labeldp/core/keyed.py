@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from labeldp.core.certificate import KEYED_NOISE
-from labeldp.core.random import SecureRandom, WordSource
+from labeldp.core.random import SecureRandom
 
 WordArray = npt.NDArray[np.uint64]
 # Whole numbers as an array, or texts.
@@ -112,7 +112,7 @@ class KeyedRandom(SecureRandom):
 
     def narrow_each(self, times: int, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         """Return short words so many times for every row, (times, size), one time after the other."""
-        return WordSource.narrow_each(self, times, size, bits)
+        return np.stack([self.narrow(size, bits) for _ in range(times)])
 
     def at(self, rows: Any) -> Self:
         """Return the noise of some of the rows, each once; what they draw, they have drawn here, too."""

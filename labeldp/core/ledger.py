@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from itertools import chain, groupby
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -94,23 +93,6 @@ class Ledger:
         ledger = self._changed(anyone, lambda plans: (*plans, ()))
         for query, (_, _, rows) in zip(queries, charges, strict=True):
             ledger = ledger._changed(rows, lambda plans, q=query: (*plans[:-1], gathered((*plans[-1], q))))
-        return ledger
-
-    def charge_plans(self, plans: Iterable[Sequence[Charged]]) -> Ledger:
-        """Return the ledger after these plans, one after the other; many in a row of everybody are added at once.
-
-        >>> from labeldp.core.events import PureDP
-        >>> Ledger(3).charge_plans([[(PureDP(1.0), 1, None)], [(PureDP(0.5), 1, None)]]).epsilon(delta=0)
-        1.5
-        """
-        ledger = self
-        for everybody, run in groupby(plans, lambda plan: all(rows is None for _, _, rows in plan)):
-            if everybody:
-                first = Ledger(0)
-                new = tuple(chain(*(first.charge_plan(plan).histories[0] for plan in run)))
-                ledger = ledger._changed(None, lambda plans, new=new: (*plans, *new))
-            else:
-                ledger = reduce(Ledger.charge_plan, run, ledger)
         return ledger
 
     def _changed(self, index: RowIndex | None, change: Callable[[Plans], Plans]) -> Ledger:

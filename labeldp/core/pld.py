@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from labeldp.core.events import Event, Query
 from labeldp.core.gaussian import AccountingError, smallest_epsilon
-from labeldp.core.saddle import CoarsePLD, Saddle, coarse_pld, grid_step
+from labeldp.core.saddle import CoarsePLD, Saddle, aligned_step, coarse_pld, grid_step
 
 Array = NDArray[np.float64]
 
@@ -63,7 +63,7 @@ def log_moment(event: Event, tilt: float) -> float:
 
 @lru_cache(maxsize=64)
 def _fine_grid(event: Event) -> Grid:
-    step = _aligned([Query(event)], reach(event, _LEFT_OUT) / _FINE_CELLS)
+    step = aligned_step([Query(event)], reach(event, _LEFT_OUT) / _FINE_CELLS)
     return connect_dots(event, step, math.ceil(reach(event, _LEFT_OUT) / step) + 1)
 
 
@@ -156,7 +156,7 @@ def compose(queries: Sequence[Query], rough: CoarsePLD, saddle: Saddle, toleranc
     step = max(grid_step(rough, saddle, tolerance), max(tops) / (MAX_LENGTH // 4))
     hopeless = max(tolerance, _HOPELESS * max(saddle.epsilon, 0.05 * saddle.spread))
     while rough.bias(saddle, step) <= hopeless:
-        step = _aligned(queries, step)
+        step = aligned_step(queries, step)
         grids = [
             connect_dots(query.event, step, math.ceil(top / step) + 1, query.times)
             for query, top in zip(queries, tops, strict=True)
@@ -174,12 +174,6 @@ def compose(queries: Sequence[Query], rough: CoarsePLD, saddle: Saddle, toleranc
         "these queries are beyond the accountant's reach: a grid fine enough for them has more than "
         f"{MAX_LENGTH} points. Use fewer queries, or noises and rates of more usual size."
     )
-
-
-def _aligned(queries: Sequence[Query], step: float) -> float:
-    """Return a step no longer, of which a lattice of losses is a multiple: what is on the grid need not move."""
-    spacing = max(query.event.lattice for query in queries)
-    return spacing / math.ceil(spacing / step) if spacing > step else step
 
 
 def _window(grids: Sequence[Grid], rough: CoarsePLD, saddle: Saddle, moment: float) -> tuple[int, int]:

@@ -68,8 +68,9 @@ class WordSource(ABC):
         return self.words(-(-size * bits // 64)).view(np.dtype(f"uint{bits}"))[:size]
 
     def narrow_each(self, times: int, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """Return what so many calls of `narrow` do, (times, size)."""
-        return np.stack([self.narrow(size, bits) for _ in range(times)])
+        """Return what so many calls of `narrow` do, (times, size), drawn at once."""
+        each = -(-size * bits // 64)
+        return self.words(times * each).view(np.dtype(f"uint{bits}")).reshape(times, -1)[:, :size]
 
     def at(self, rows: Any) -> Self:
         """Return the source of these rows' noise, of those it is for: a slice, a mask or an array of their numbers."""
@@ -199,11 +200,6 @@ class SecureRandom(WordSource):
         words = np.empty(size, dtype=np.uint64)
         self.fill(words)
         return words
-
-    def narrow_each(self, times: int, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """Return what so many calls of `narrow` do, (times, size), drawn at once."""
-        each = -(-size * bits // 64)
-        return self.words(times * each).view(np.dtype(f"uint{bits}")).reshape(times, -1)[:, :size]
 
     def below(self, bound: npt.ArrayLike, size: int) -> npt.NDArray[np.uint64]:
         """Return `size` exactly uniform integers in [0, bound); `bound` is one number or one per draw, 1 to 2^63.

@@ -145,3 +145,9 @@ def grid_step(rough: CoarsePLD, saddle: Saddle, tolerance: float) -> float:
     while excess(high) < 0 and high < 20:
         high += 3
     return math.exp(root(excess, low, high, rtol=1e-9) if excess(high) >= 0 else high)
+
+
+def aligned_step(queries: Sequence[Query], step: float) -> float:
+    """Return a step no longer, of which a lattice of losses is a multiple: what is on the grid need not move."""
+    spacing = max(query.event.lattice for query in queries)
+    return spacing / math.ceil(spacing / step) if spacing > step else step

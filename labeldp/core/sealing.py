@@ -58,6 +58,22 @@ def sealed_labels(labels: npt.ArrayLike, num_classes: int) -> LabelArray:
     return sealed
 
 
+def row_numbers(rows: npt.ArrayLike, num_rows: int) -> npt.NDArray[np.integer[Any]]:
+    """Return row numbers as an array, those of a mask where one is given; the vault checks range and repeats.
+
+    >>> row_numbers([False, True, True], 3)
+    array([1, 2])
+    """
+    index = np.asarray(rows)
+    if index.dtype == np.bool_:
+        if index.shape != (num_rows,):
+            raise ValueError(f"rows is a mask of shape {index.shape}; it must be ({num_rows},)")
+        return np.flatnonzero(index)
+    if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+        raise ValueError(f"rows has shape {index.shape} and type {index.dtype}; give a list of row numbers or a mask")
+    return index
+
+
 def refuse_masked(labels: object) -> None:
     """Raise ValueError for masked labels: numpy would hand out what lies under the mask as if it were a label."""
     masked = np.count_nonzero(cast("Any", labels).mask) if isinstance(labels, np.ma.MaskedArray) else 0

@@ -36,7 +36,7 @@ from labeldp.core.ledger import (
 )
 from labeldp.core.protocols import LabelArray, LeaseCounter, LedgerStore, Mechanism, QueryStore, Stores
 from labeldp.core.random import SecureRandom
-from labeldp.core.sealing import fingerprint, sealed_labels
+from labeldp.core.sealing import fingerprint, row_numbers, sealed_labels
 
 __all__ = ["LabelArray", "LabelVault", "Lease", "Mechanism", "MechanismError"]
 
@@ -401,16 +401,8 @@ class LabelVault:
     def _checked_rows(self, rows: Rows) -> RowIndex | None:
         if rows is None:
             return None
-        index, num_rows = np.asarray(rows), len(self)
-        if index.dtype == np.bool_:
-            if index.shape != (num_rows,):
-                raise ValueError(f"rows is a mask of shape {index.shape}; it must be ({num_rows},)")
-            return np.flatnonzero(index)
-        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-            raise ValueError(
-                f"rows has shape {index.shape} and type {index.dtype}; give a list of row numbers or a mask"
-            )
-        index = index.astype(np.intp)
+        # A copy, whatever was given: nobody can change it between the charge and the draw.
+        index, num_rows = row_numbers(rows, len(self)).astype(np.intp), len(self)
         outside = int(((index < 0) | (index >= num_rows)).sum())
         if outside:
             raise ValueError(f"rows has {outside} entries outside 0 … {num_rows - 1}")

@@ -85,7 +85,7 @@ def _plain_bound(bound: NormBound | DiameterBound) -> Settings:
     return {"clip": bound.clip, "diameter": bound.diameter if isinstance(bound, DiameterBound) else None}
 
 
-_ITERATED = dict(
+_ITERATED = dict(  # noqa: C408 (one of these names is a recipe's key, too)
     smoothing=number(0.0, 1.0), tolerance=number(1e-9, 1.0), steps=integer(1, 1000), rounds=integer(1, 1000)
 )
 _PROJECTIONS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Check]]] = {
