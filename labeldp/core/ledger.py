@@ -79,35 +79,35 @@ class Ledger:
         >>> [(group.rows, len(group.plans), len(group.queries)) for group in two.groups()]
         [(2, 1, 1), (1, 1, 2)]
         """
-        asked, queries = [rows for _, _, rows in charges if rows is not None], list[Query]()
-        for event, times, _ in charges:
+        if not charges:
+            return self
+        named = [rows for _, _, rows in charges if rows is not None]
+        # An empty plan for everyone who is asked anything, and then the queries.
+        ledger = self._changed(
+            np.concatenate(named) if len(named) == len(charges) else None, lambda plans: (*plans, ())
+        )
+        for event, times, rows in charges:
             if type(times) is not int or times < 1:
                 raise ValueError(f"times={times!r} is not a number of queries; give a whole number of at least 1")
-            queries.append(Query(event, times))
-        if not asked:
-            return self._changed(None, lambda plans: (*plans, gathered(queries))) if charges else self
-        anyone = None
-        if len(asked) == len(charges):
-            anyone = asked[0] if len(asked) == 1 else np.unique(np.concatenate(asked))
-        # An empty plan for everyone who is asked anything, and then the queries.
-        ledger = self._changed(anyone, lambda plans: (*plans, ()))
-        for query, (_, _, rows) in zip(queries, charges, strict=True):
+            query = Query(event, times)
             ledger = ledger._changed(rows, lambda plans, q=query: (*plans[:-1], gathered((*plans[-1], q))))
         return ledger
 
     def _changed(self, index: RowIndex | None, change: Callable[[Plans], Plans]) -> Ledger:
-        """Return the ledger with the histories of these rows changed."""
+        """Return the ledger with the histories of these rows changed once, however often a row is named."""
         if index is None:
             return Ledger(self.num_rows, tuple(map(change, self.histories)), self.history_of_row)
         count = len(self.histories)
         marked = np.zeros(self.num_rows, dtype=np.int32) if self.history_of_row is None else self.history_of_row.copy()
         marked[index] += count
         # Histories that no row has any more are forgotten, and equal ones are one.
-        used, place = np.unique(marked, return_inverse=True)
-        after = [change(self.histories[i - count]) if i >= count else self.histories[i] for i in map(int, used)]
-        numbers: dict[Plans, int] = {}
-        renamed = np.array([numbers.setdefault(plans, len(numbers)) for plans in after], dtype=np.int32)
-        return Ledger(self.num_rows, tuple(numbers) or self.histories[:1], renamed[place] if len(numbers) > 1 else None)
+        numbers, renamed = dict[Plans, int](), np.zeros(2 * count, dtype=np.int32)
+        for i in np.flatnonzero(np.bincount(marked, minlength=2 * count)):
+            plans = self.histories[i] if i < count else change(self.histories[i - count])
+            renamed[i] = numbers.setdefault(plans, len(numbers))
+        return Ledger(
+            self.num_rows, tuple(numbers) or self.histories[:1], renamed[marked] if len(numbers) > 1 else None
+        )
 
     def groups(self) -> tuple[Group, ...]:
         """Return the distinct histories and how many rows have each, the empty ledger included."""

@@ -263,7 +263,7 @@ def _by_rejection(size: int, propose: Callable[[IntArray], tuple[IntArray, BoolA
     return result
 
 
-def geometric(source: WordSource, rate: Fraction, size: int, bits: int = _COIN_BITS) -> IntArray:
+def geometric(source: WordSource, rate: Fraction, size: int) -> IntArray:
     """Return integers with P(X ≥ m) = e^{-rate·m}, exactly.
 
     P(X = x) ∝ Π_j e^{-rate·2^j·x_j} over the binary digits x_j of x: a product, so the digits are
@@ -272,19 +272,19 @@ def geometric(source: WordSource, rate: Fraction, size: int, bits: int = _COIN_B
     """
     places, tail = _binary_places(rate)
     result = np.zeros(size, dtype=np.int64)
-    if places and size <= _FEW and bits <= _COIN_BITS:
+    if places and size <= _FEW:
         # The same coins, all places at once: to begin a draw takes longer than a few coins.
-        low, high, worth = _place_bounds(rate, bits)
-        words = source.narrow_each(len(places), size, bits)
+        low, high, worth = _place_bounds(rate)
+        words = source.narrow_each(len(places), size, _COIN_BITS)
         ones = words < low
         for place, case in np.argwhere(~ones & (words < high)).tolist():
-            ones[place, case] = settle(source.at([case]), int(words[place, case]), places[place], bits)
+            ones[place, case] = settle(source.at([case]), int(words[place, case]), places[place], _COIN_BITS)
         result += (ones * worth).sum(axis=0)
     else:
         for place, digits in enumerate(places):
-            result += coins(source, digits, size, bits).astype(np.int64) << place
+            result += coins(source, digits, size).astype(np.int64) << place
     running = np.arange(size)
-    while (running := running[coins(source.at(running), tail, running.size, bits)]).size:
+    while (running := running[coins(source.at(running), tail, running.size)]).size:
         result[running] += 1 << len(places)
     return result
 
@@ -297,10 +297,10 @@ def _binary_places(rate: Fraction) -> tuple[tuple[Digits, ...], Digits]:
 
 
 @lru_cache(maxsize=64)
-def _place_bounds(rate: Fraction, bits: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Return bounds of each place's probability times 2^bits, and what the place is worth, (places, 1) each."""
-    found = [digits(bits) for digits in _binary_places(rate)[0]]
-    low, high = np.array(found, dtype=np.int64).reshape(-1, 2).T
+def _place_bounds(rate: Fraction) -> tuple[IntArray, IntArray, IntArray]:
+    """Return bounds of each place's probability times 2^32, and what the place is worth, (places, 1) each."""
+    found = [digits(_COIN_BITS) for digits in _binary_places(rate)[0]]
+    low, high = np.array(found, dtype=np.int64).T
     return low[:, None], high[:, None], 1 << np.arange(len(found), dtype=np.int64)[:, None]
 
 
