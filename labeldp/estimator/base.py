@@ -197,8 +197,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         To responses that were released before a fit costs nothing, and their certificate is its certificate. Until
         `run` all of it is public, and `run` checks what a recipe is given before it pays.
         """
-        if not isinstance(vault, ReleasedLabels):
-            spending.begin_fit(vault)
+        counted = None if isinstance(vault, ReleasedLabels) else spending.begin_fit(vault, self._family)
         epsilon, method, self._columns = spending.checked_epsilon(self.epsilon), self._checked_method(), None
         # Public: of features, clusters, first weights and the order of rows; never of the noise.
         begun, seed = time.perf_counter(), int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -217,7 +216,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 )
             epsilon, delta, held = spending.released(vault, epsilon), 0.0, None
         else:
-            payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, self._family)
+            payer = None if paid else spending.account(self.store, self.dataset, vault, self.note, counted)
             vault, delta = spending.limited(vault, epsilon, self.delta, payer)
             held = self._held_out(vault, seed, kept)
             if sample_weight is not None:

@@ -85,7 +85,8 @@ def select(
     checked_epsilon(epsilon)
     if not 0 < held_out < 1:
         raise ValueError(f"held_out={held_out} is not a share of the rows; give a number between 0 and 1")
-    whole = vault.part(store=spending.account(store, dataset, vault, note, "selection"))
+    counted = spending.CountedFit(vault, "selection")
+    whole = vault.part(store=spending.account(store, dataset, vault, note, counted))
     order = check_random_state(random_state).permutation(len(whole))
     chosen = max(1, math.floor(len(whole) * held_out))
     fitted_on, held = np.sort(order[chosen:]), np.sort(order[:chosen])

@@ -80,8 +80,10 @@ class _Memory:
 MEMORY = _Memory()
 
 
-def begin_fit(vault: LabelVault) -> None:
-    """Refuse a fit that a search of scikit-learn asks for, else remember the labels; nothing is spent here.
+def begin_fit(vault: LabelVault, family: str) -> CountedFit:
+    """Refuse a fit that a search of scikit-learn asks for, else remember the labels and return what counts the fit.
+
+    Nothing is spent here.
 
     `GridSearchCV`, `cross_val_score` and their kin fit to some rows and compare predictions of the others with the true
     labels, whichever way they score; calibration, stacking and feature selection use the labels likewise, and bagging
@@ -89,7 +91,8 @@ def begin_fit(vault: LabelVault) -> None:
     scikit-learn, also in the processes of `n_jobs`. No argument tells: the labels come as a plain array, the estimator
     is a clone like any other, and a scorer needs `predict` only. So it is the callers that are looked at.
     """
-    MEMORY.remember(vault.fingerprint(_KEY))
+    counted = CountedFit(vault, family)
+    MEMORY.remember(counted.labels)
     for caller in _callers():
         home, _, module = caller.partition(".")
         if home == "sklearn" and not module.startswith(_ONLY_FIT):
@@ -99,6 +102,7 @@ def begin_fit(vault: LabelVault) -> None:
                 "labeldp.estimator.select, which pays for the choice, and measure a model on labels that are public: "
                 "score(X, OpenLabels(y))"
             )
+    return counted
 
 
 def _callers() -> list[str]:
@@ -122,20 +126,21 @@ def refuse_fitted(vault: LabelVault) -> None:
 class CountedFit:
     """Stand in for a budget store: count a fit when it first spends, and warn if it is not the first.
 
-    A fit that is refused is not counted. A vault with a budget of its own keeps count itself, and refuses.
+    Fits are counted by the labels and by a family of estimators. A fit that is refused is not counted. A vault with a
+    budget of its own keeps count itself, and refuses.
     """
 
     budget = None
 
     def __init__(self, vault: LabelVault, family: str) -> None:
-        self._vault, self._family, self._begun = vault, family, False
+        self.labels, self._family, self._begun = vault.fingerprint(_KEY), family, vault.budget is not None
 
     def __call__(self, ledger: Ledger) -> None:
         """Take note of a query that is about to be drawn."""
-        if self._begun or self._vault.budget is not None:
+        if self._begun:
             return
         self._begun = True
-        if MEMORY.repeats(f"labels {self._vault.fingerprint(_KEY)}", f"family {self._family}"):
+        if MEMORY.repeats(f"labels {self.labels}", f"family {self._family}"):
             outside = [level for level, name in enumerate(_callers(), start=1) if not name.startswith("labeldp.")]
             warnings.warn(
                 "these labels, or parts of them, were fitted to more than once in this process (a clone, a loop over "
@@ -218,17 +223,19 @@ def released(vault: ReleasedLabels, epsilon: float) -> float:
     return vault.epsilon
 
 
-def account(store: Any, dataset: str | None, vault: LabelVault, note: str | None, family: str) -> Account | CountedFit:
+def account(
+    store: Any, dataset: str | None, vault: LabelVault, note: str | None, counted: CountedFit | None
+) -> Account | CountedFit | None:
     """Return the account that pays for these labels, or for the data set they are a part of.
 
     Args:
         store: a `BudgetStore`, or where to open one; None where this process only counts.
         dataset: the name of the data set. Labels that are not the whole of it are charged as a part: to every row.
         note: what the store's history says the fit was for.
-        family: by which fits are counted where there is no store.
+        counted: counts the fit where there is no store.
     """
     if store is None:
-        return CountedFit(vault, family)
+        return counted
     from labeldp.budgets.keys import shown_address
     from labeldp.budgets.store import BudgetStore, UnknownDataSetError
 
