@@ -4,22 +4,21 @@ Everything is chunks of matrix products, so memory stays bounded and a GPU stays
 sum depends on the order in which threads finish.
 
 `scan` is W. Van Gansbeke, S. Vandenhende, S. Georgoulis, M. Proesmans and L. Van Gool, "SCAN: Learning to Classify
-Images without Labels", 2020. In three steps: features from self-supervision, `cluster_by_neighbours`,
-`self_label`. Inputs may be features with a small head, or images with an encoder and its head, and then views make the
-clusters better.
+Images without Labels", 2020, but for its last step, self-labelling: features from self-supervision, then
+`cluster_by_neighbours`. Inputs may be features with a small head, or images with an encoder and its head, and then
+views make the clusters better.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax, one_hot
+from torch.nn.functional import log_softmax
 
 from labeldp.features.augment import Augment
 from labeldp.features.extract import as_float, checked_rows, map_parts, one_thread
@@ -365,64 +364,6 @@ def cluster_by_neighbours(
         own, other = model(changed).float().chunk(2)
         return scan_loss(own, other, entropy)
 
-    return _train(model, rows, loss, epochs, seed, loop)
-
-
-def self_label(
-    model: nn.Module,
-    inputs: Tensor,
-    *,
-    epochs: int,
-    threshold: float = 0.99,
-    weak: Augment | None = None,
-    strong: Augment | None = None,
-    seed: int = 0,
-    **loop: Unpack[LoopSettings],
-) -> SoftClusters:
-    """Learn from what the model is sure of: its prediction on a weak view is the target for a strong one.
-
-    Only rows of confidence above `threshold` count, weighted so that every cluster counts alike, or large clusters
-    would swallow small ones. The loop's settings are as for `cluster_by_neighbours`.
-    """
-    if not 0 <= threshold < 1:
-        raise ValueError(f"threshold={threshold} is not a probability below 1; 0.99 is usual")
-    rows = checked_rows(inputs)
-
-    def loss(batch: Batch) -> Tensor:
-        with torch.no_grad():
-            sure = model(_changed(rows, batch.rows, weak, batch.generator)).float().softmax(dim=1)
-        return self_label_loss(model(_changed(rows, batch.rows, strong, batch.generator)).float(), sure, threshold)
-
-    return _train(model, rows, loss, epochs, seed, loop)
-
-
-def scan_loss(anchors: Tensor, neighbours: Tensor, entropy: float) -> Tensor:
-    """Return − mean log ⟨p_i, p'_i⟩ + entropy · Σ_c p̄_c log p̄_c, from logits of rows and of their neighbours.
-
-    p and p' are softmaxes, p̄ the mean of p over the batch: the first term wants neighbours to be surely in the same
-    cluster, the second wants all clusters used alike.
-    """
-    log_p, log_near = log_softmax(anchors, dim=1), log_softmax(neighbours, dim=1)
-    together = (log_p + log_near).logsumexp(dim=1).mean()
-    mean = log_p.exp().mean(dim=0)
-    return -together + entropy * torch.xlogy(mean, mean.clamp(min=1e-12)).sum()
-
-
-def self_label_loss(logits: Tensor, beliefs: Tensor, threshold: float) -> Tensor:
-    """Return the weighted mean cross-entropy to the likeliest cluster, over rows of confidence above the threshold.
-
-    A row of cluster c has weight one over the number of such rows of c in the batch. 0 when there are none.
-    """
-    confidence, targets = beliefs.max(dim=1)
-    sure = (confidence > threshold).float()
-    counts = one_hot(targets, beliefs.shape[1]).T.float() @ sure
-    weights = sure / counts[targets].clamp(min=1)
-    return (weights * cross_entropy(logits, targets, reduction="none")).sum() / weights.sum().clamp(min=1e-12)
-
-
-def _train(
-    model: nn.Module, rows: Tensor, loss: Callable[..., Tensor], epochs: int, seed: int, loop: LoopSettings
-) -> SoftClusters:
     losses: list[float] = []
 
     def report(progress: Progress) -> None:
@@ -438,6 +379,18 @@ def _train(
     beliefs = torch.cat([predict(model, as_float(part), bf16=False).softmax(dim=1) for part in rows.split(4096)])
     confidence, members = beliefs.max(dim=1)
     return SoftClusters(model, beliefs.shape[1], members, confidence, losses[-1] if losses else math.nan)
+
+
+def scan_loss(anchors: Tensor, neighbours: Tensor, entropy: float) -> Tensor:
+    """Return − mean log ⟨p_i, p'_i⟩ + entropy · Σ_c p̄_c log p̄_c, from logits of rows and of their neighbours.
+
+    p and p' are softmaxes, p̄ the mean of p over the batch: the first term wants neighbours to be surely in the same
+    cluster, the second wants all clusters used alike.
+    """
+    log_p, log_near = log_softmax(anchors, dim=1), log_softmax(neighbours, dim=1)
+    together = (log_p + log_near).logsumexp(dim=1).mean()
+    mean = log_p.exp().mean(dim=0)
+    return -together + entropy * torch.xlogy(mean, mean.clamp(min=1e-12)).sum()
 
 
 def _changed(rows: Tensor, batch: Tensor, view: Augment | None, generator: Generator) -> Tensor:

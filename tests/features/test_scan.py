@@ -12,8 +12,6 @@ from labeldp.features.clusters import (
     nearest_neighbours,
     scan,
     scan_loss,
-    self_label,
-    self_label_loss,
 )
 from labeldp.learning.optimisers import adam
 
@@ -61,22 +59,6 @@ def test_scan_loss_is_least_for_sure_equal_clusters():
     assert torch.isfinite(one.grad).all()
 
 
-def test_self_label_loss_by_the_definition():
-    beliefs = torch.tensor([[0.995, 0.005], [0.999, 0.001], [0.001, 0.999], [0.6, 0.4]])
-    logits = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
-    each = -logits.log_softmax(dim=1)
-    expected = ((each[0, 0] + each[1, 0]) / 2 + each[2, 1]) / 2  # both clusters count alike, the unsure row not at all
-    assert self_label_loss(logits, beliefs, 0.99).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_self_label_loss_without_sure_rows_is_zero():
-    logits = torch.randn(3, 2).requires_grad_()
-    loss = self_label_loss(logits, torch.full((3, 2), 0.5), 0.9)
-    loss.backward()
-    assert loss.item() == 0
-    assert torch.equal(logits.grad, torch.zeros(3, 2))
-
-
 def test_clusters_follow_neighbours_and_not_distances():
     points, quiet = two_traits()
     near = nearest_neighbours(points[:, 1:], 10)
@@ -111,22 +93,6 @@ def test_the_head_of_the_least_loss_is_kept_and_a_seed_decides():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_self_labelling_makes_sure():
-    """Noisy views as the strong ones: afterwards the model is surer, and no less right."""
-    points, truth = blobs(apart=1.2)
-    model = head(4, dim=6)
-    before = cluster_by_neighbours(
-        model, points, nearest_neighbours(points, 10), epochs=15, batch_size=100, optimizer=adam(3e-3)
-    )
-
-    def noisy(rows, generator):
-        return rows + 0.3 * torch.randn(rows.shape, generator=generator)
-
-    after = self_label(model, points, epochs=30, threshold=0.9, strong=noisy, batch_size=100, optimizer=adam(3e-3))
-    assert (after.confidence > 0.99).sum() > (before.confidence > 0.99).sum()
-    assert agreement(after.members, truth) > agreement(before.members, truth) - 0.03
-
-
 def test_views_of_images_and_progress():
     images, seen = (255 * torch.rand(40, 1, 8, 8)).to(torch.uint8), []
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
@@ -150,7 +116,6 @@ def test_views_of_images_and_progress():
     [
         (lambda: scan(torch.randn(50, 3), 1, neighbours=5), "k is 1"),
         (lambda: scan(torch.randn(10, 3), 2, neighbours=20), "k=20"),
-        (lambda: self_label(head(2), torch.randn(9, 2), epochs=1, threshold=1.0), "threshold=1.0"),
         (
             lambda: cluster_by_neighbours(head(2), torch.randn(9, 2), torch.zeros(5, 2, dtype=torch.long), epochs=1),
             "neighbours has shape",
