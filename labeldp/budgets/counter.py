@@ -29,7 +29,7 @@ from labeldp.atomic import flush
 from labeldp.core.ledger import BudgetExceededError
 from labeldp.core.protocols import Stores
 
-# On disk the words are those of the first version: a tally, and the receipt that is its query id.
+# On disk the words are those of the first version: its name for a counter, and "receipt" for the query id.
 FORMAT = "labeldp-tally/2"
 _START = b'{"format": "labeldp-tally/2", "receipt": '
 # Without a place.

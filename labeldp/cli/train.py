@@ -226,8 +226,8 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
                 **given,
             )  # fmt: skip
         # What kind of label it is, the service says.
-        told = ("out", "quiet", "json", "dry-run", "token", *(("task",) if vault is not None else ()))
-        run = {**option_values(ctx, without=told), "epsilon": epsilon}
+        elsewhere = ("out", "quiet", "json", "dry-run", "token", *(("task",) if vault is not None else ()))
+        run = {**option_values(ctx, without=elsewhere), "epsilon": epsilon}
         result = training.result_of(data, model, epsilon, delta, run)
         written = draft.write(result, signer)
     if as_json:

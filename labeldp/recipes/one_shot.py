@@ -423,12 +423,12 @@ def _of_coded(
 
     def chunks() -> Iterator[np.ndarray]:
         """Yield φ of all rows; how many were added up is public, and is reported now and then."""
-        added = told = 0
+        added = reported = 0
         for part in _turned(rows, found.basis):
             yield part.cpu().numpy()
             added += len(part)
-            if added - told >= len(rows) // 100:
-                told = added
+            if added - reported >= len(rows) // 100:
+                reported = added
                 # What was paid for is not lost to whoever is told about it.
                 with suppress(Exception):
                     clock("query", f"{added:,} of {len(rows):,} rows added up", added / len(rows))
@@ -485,12 +485,12 @@ def moment_of(some: Tensor, noisy: NoisyMoments, expected: tuple[Tensor, Tensor]
 
 def _expected(parts: Iterable[Tensor], weight: Tensor, clock: Clock | None = None, rows: int = 0) -> Tensor:
     """Return Σ_i softmax(t·Wφ_i) ⊗ φ_i, (K, d)."""
-    found, done, told = torch.zeros(weight.shape, dtype=torch.float64, device=weight.device), 0, 0
+    found, done, reported = torch.zeros(weight.shape, dtype=torch.float64, device=weight.device), 0, 0
     for whole in parts:
         for part in whole.split(_ROWS_AT_ONCE):
             found += torch.softmax(part @ weight.T, dim=1).T @ part
             done += len(part)
-            if clock is not None and done - told >= rows // 100:
+            if clock is not None and done - reported >= rows // 100:
                 clock("head", f"{done:,} of {rows:,} rows", done / rows)
-                told = done
+                reported = done
     return found

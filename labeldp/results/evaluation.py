@@ -7,7 +7,7 @@ says which of its rows have a class: of the group's rows of class k, q_ik / Σ_j
 its probabilities made as sure, on average, as it is right.
 
 Error bars hold the unknown value in 95 of 100 cases. They come from simulation: rows are drawn from the estimated
-distribution, exact noise of the same law is added, everything is computed again, and the margin is what 95% of the
+distribution, exact noise like the first is added, everything is computed again, and the margin is what 95% of the
 deviations stay below. So they include which rows happened to be set aside, and the noise.
 """
 

@@ -62,7 +62,9 @@ def test_only_engines_and_their_readers_draw_noise_by_row():
     users = {
         path.relative_to(perimeter.PACKAGE).parts[0]
         for path in perimeter.PACKAGE.rglob("*.py")
-        if re.search(r"^ *(from|import) labeldp\.core(\.| import )keyed", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if re.search(
+            r"^ *(from|import) labeldp\.core(\.| import )keyed", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
     }
     assert users == {"data", "engines"}
 

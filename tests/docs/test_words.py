@@ -14,6 +14,7 @@ READ = [
     *PAGES, *TUTORIALS,
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md")),
 ]  # fmt: skip
+CODE = [path for ending in ("py", "jinja") for path in sorted((ROOT / "labeldp").rglob(f"*.{ending}"))]
 # Words of earlier versions, and what they are called now; where a page must name one, it is in quotes or code.
 GONE = {
     r"\brehears(?:al|e|ed|als)\b": "label-free tuning",
@@ -23,6 +24,8 @@ GONE = {
     r"\bpictures\b": "images",
     r"\blooks? at the labels\b": "query",
 }
+# In the package itself, names and comments included; a test may speak of the law of a random number.
+GONE_FROM_CODE = GONE | {r"(?<!power )\blaws?\b": "channel", r"\bstud(?:y|ies)\b": "pretraining, distillation"}
 # Terms with one spelling.
 SPELT = {
     r"\b[Rr]andomised [Rr]esponse": "randomized response",
@@ -46,6 +49,20 @@ def prose(path):
 def test_words_are_those_of_the_glossary(page):
     words = prose(page)
     odd = [(found[0], wanted) for pattern, wanted in (GONE | SPELT).items() for found in re.finditer(pattern, words)]
+    assert odd == []
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in CODE}), ids=lambda folder: folder.name)
+def test_code_speaks_the_same_words(folder):
+    odd = [
+        (path.name, found[0], wanted)
+        for path in CODE
+        if path.parent == folder
+        for pattern, wanted in GONE_FROM_CODE.items()
+        for found in re.finditer(pattern, path.read_text("utf-8").replace("_", " ").lower())
+        # A format keeps the name it was given.
+        if f"{found[0]}/" not in path.read_text("utf-8")[found.start() : found.end() + 1]
+    ]
     assert odd == []
 
 
