@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from labeldp.cli.options import Refusal, refuse_idle
+from labeldp.cli.options import OptionError, refuse_idle
 
 BATCHES = ("poisson", "fixed-size", "public", "partition")
 
@@ -60,14 +60,14 @@ def epsilon(
     from labeldp.core.events import PureDP, Query
 
     if (noise_multiplier is None) == (response_epsilon is None):
-        raise Refusal("give either --noise-multiplier or --response-epsilon")
+        raise OptionError("give either --noise-multiplier or --response-epsilon")
     if noise_multiplier is None:
         refuse_idle("--response-epsilon", steps=steps, rate=rate, batches=batches)
         queries = (Query(PureDP(response_epsilon or 0.0), times or 1),)
     else:
         refuse_idle("--noise-multiplier", times=times)
         if not delta or delta >= 1:
-            raise Refusal("--noise-multiplier needs a --delta between 0 and 1 (say 1e-5, below one over the rows)")
+            raise OptionError("--noise-multiplier needs a --delta between 0 and 1 (say 1e-5, below one over the rows)")
         queries = calibrate.gradient_queries(noise_multiplier, steps or 1, rate or 1.0, batches or "poisson")
     spent = accountant.epsilon(queries, delta or 0.0)
     _print_cost(spent, delta or 0.0, noise_multiplier, accountant.accountant_name((queries,), delta or 0.0), as_json)

@@ -20,7 +20,7 @@ from labeldp.cli.audit import audit
 from labeldp.cli.budget import budget
 from labeldp.cli.demo import demo
 from labeldp.cli.keys import keys
-from labeldp.cli.options import OptionError, Refusal, takes_config
+from labeldp.cli.options import OptionError, takes_config
 from labeldp.cli.plan import plan
 from labeldp.cli.predict import predict
 from labeldp.cli.privatize import privatize
@@ -30,6 +30,8 @@ from labeldp.cli.serve import health, serve
 from labeldp.cli.train import launched, train
 from labeldp.cli.verify import verify
 
+# What a refused command ends with.
+_REFUSED = 2
 # Commands that may be called by another name.
 _ALSO = {"choose": "plan"}
 
@@ -90,7 +92,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             "(set LABELDP_DEBUG=1 to see it). Nothing was written"
         )
     click.echo(f"labeldp: {sentence}", err=True)
-    return Refusal.exit_code
+    return _REFUSED
 
 
 for _command in (

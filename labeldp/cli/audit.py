@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from labeldp.cli.options import Refusal, check_device, delimiter_of, refuse_idle
+from labeldp.cli.options import Delimiter, OptionError, check_device, refuse_idle
 
 
 @click.command()
@@ -24,8 +24,8 @@ from labeldp.cli.options import Refusal, check_device, delimiter_of, refuse_idle
 @click.option("--rows", type=click.IntRange(20), help="With a folder or --recipe: how many canaries; more find more.  "
               "[default: all rows of a folder's table, at most 100,000]")  # fmt: skip
 @click.option("--candidates", type=click.IntRange(2), help="With --labels: classes a guess is among.  [default: 2]")
-@click.option("--delimiter", help="Of a CSV file: the folder's table, or the original.  [default: a comma; a tab for "
-              ".tsv]")  # fmt: skip
+@click.option("--delimiter", type=Delimiter(), metavar="TEXT", help="Of a CSV file: the folder's table, or the "
+              "original.  [default: a comma; a tab for .tsv]")  # fmt: skip
 @click.option("--device", help="With a folder: where to compute, cpu or cuda.  [default: cpu]")
 @click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.999,
               show_default=True, help="Honest mechanisms are accused with at most one minus this chance.")  # fmt: skip
@@ -68,7 +68,7 @@ def audit(
         click.echo("\n".join(subjects()))
         return
     if (private is None) == (recipe is None):
-        raise Refusal(
+        raise OptionError(
             "give a folder of labeldp train, a private file and its --labels, or the name of a --recipe (see --list)"
         )
     if private is not None and private.is_dir():
@@ -88,8 +88,10 @@ def audit(
         from labeldp.audit.responses import audit_table
 
         if original is None:
-            raise Refusal("--labels is missing: give the file with the true labels that the private one was made of")
-        how = {"candidates": candidates or 2, "confidence": confidence, "delimiter": delimiter_of(delimiter)}
+            raise OptionError(
+                "--labels is missing: give the file with the true labels that the private one was made of"
+            )
+        how = {"candidates": candidates or 2, "confidence": confidence, "delimiter": delimiter}
         found = audit_table(private, original, **how)
         printed, verdict = found.to_json(), found.verdict
     else:
@@ -98,7 +100,7 @@ def audit(
         from labeldp.audit.selftest import self_test
 
         if epsilon is None:
-            raise Refusal("--epsilon is missing: give what the recipe must stay within, say 1")
+            raise OptionError("--epsilon is missing: give what the recipe must stay within, say 1")
         found = self_test(str(recipe), epsilon, delta, rows=rows, confidence=confidence)
         printed, verdict = found.to_json(), found.verdict
     click.echo(json.dumps(printed) if as_json else verdict)

@@ -13,7 +13,7 @@ import click
 
 from labeldp.budgets.keys import shown_address
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import OptionError, check_range, declared, delimiter_of
+from labeldp.cli.options import Names, OptionError, check_range, declared, with_delimiter
 
 if TYPE_CHECKING:
     from labeldp.budgets.store import Account, BudgetStore
@@ -50,7 +50,7 @@ def budget() -> None:
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--name", required=True, help="What the data set is called from now on.")
 @click.option("--label", required=True, help="The secret column.")
-@click.option("--classes", help="All classes the label can take, comma-separated.")
+@click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
 @click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: between "
               "which they lie, as labeldp train --task regression has it.")  # fmt: skip
 @click.option("--epsilon", type=float, required=True, help="The most that all queries together may cost one label.")
@@ -59,13 +59,13 @@ def budget() -> None:
 @click.option("--users", help="Column that says whose each row is: protect all labels of a user together.")
 @click.option("--id", "id_column", metavar="COLUMN", help="Column that tells rows apart, or users: they are known "
               "again by it in another order, selection or export.")  # fmt: skip
-@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@with_delimiter
 @with_store
 def create(
     table: Path,
     name: str,
     label: str,
-    classes: str | None,
+    classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
     epsilon: float,
     delta: float | None,
@@ -89,7 +89,6 @@ def create(
     from labeldp.data.door import read_ids, seal_column
 
     store_of = store_class()
-    delimiter = delimiter_of(delimiter)
     # Before anything is read: what is no budget is refused at once.
     Budget(epsilon, delta or 0.0)
     if bounds is None:
@@ -209,7 +208,7 @@ def store_of(
 def account_of(
     source: Path,
     label: str,
-    classes: list[str],
+    classes: Sequence[str],
     delimiter: str | None,
     where: str | None,
     key: Path | None,

@@ -37,12 +37,6 @@ class OptionError(ValueError):
     """An option that cannot be meant. One sentence that says what to do."""
 
 
-class Refusal(click.ClickException):
-    """Bad input: one sentence, exit code 2."""
-
-    exit_code = 2
-
-
 class Names(click.ParamType):
     """Names separated by commas, or a list of them in a config file.
 
@@ -69,6 +63,16 @@ class Method(click.Choice):
         return super().convert(canonical(value) if isinstance(value, str) else value, param, ctx)
 
 
+class Delimiter(click.ParamType):
+    """The character between the cells of a CSV file; a tab may be typed as \\t."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the character itself."""
+        return "\t" if value == r"\t" else str(value)
+
+
 class Amount(click.ParamType):
     """A number above 0 and below a bound, in words that say what to give instead."""
 
@@ -88,11 +92,6 @@ class Amount(click.ParamType):
         return number
 
 
-def delimiter_of(given: str | None) -> str | None:
-    """Return the delimiter; a tab may be typed as \\t."""
-    return "\t" if given == r"\t" else given
-
-
 def check_range(bounds: tuple[float, float]) -> None:
     """Raise OptionError unless these are a range."""
     if not all(map(math.isfinite, bounds)) or not bounds[0] < bounds[1]:
@@ -102,6 +101,12 @@ def check_range(bounds: tuple[float, float]) -> None:
 EPSILON = Amount("epsilon", "give one above 0, say 1: the smaller, the more private")
 DELTA = Amount("delta", "give one from 0 to below 1, say 1e-5 (less than one over the number of rows)", 1.0, zero=True)
 HOLDOUT = Amount("holdout", "give a share of the rows, say 0.1, a number of them, or 0 for none", zero=True)
+
+
+def with_delimiter(command: Any) -> Any:
+    """Add the option that says how a CSV file is cut into cells."""
+    words = "Of a CSV file.  [default: a comma; a tab for .tsv]"
+    return click.option("--delimiter", type=Delimiter(), metavar="TEXT", help=words)(command)
 
 
 def with_rows(command: Any) -> Any:
@@ -206,17 +211,17 @@ def refuse_idle(chosen: str, **options: object) -> None:
     """Refuse options that would be ignored: silence would be taken for consent."""
     idle = [f"--{name}" for name, value in options.items() if value is not None]
     if idle:
-        raise Refusal(f"{' and '.join(idle)} mean nothing with {chosen}; leave them out")
+        raise OptionError(f"{' and '.join(idle)} mean nothing with {chosen}; leave them out")
 
 
-def declared(classes: str | None) -> list[str]:
+def declared(classes: Sequence[str] | None) -> Sequence[str]:
     """Return the classes named on the command line, or refuse and say why they must be."""
     if not classes:
-        raise Refusal(
-            "--classes is missing: declare every class the label can take, for example --classes no,yes. They are "
-            "not read off the data because which classes occur is itself private"
+        raise OptionError(
+            "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
+            "read off the data because which classes occur is itself private"
         )
-    return names_in(classes)
+    return classes
 
 
 def names_in(text: str | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli.options import Refusal, delimiter_of, listing, names_in, table_file, with_columns
+from labeldp.cli.options import OptionError, listing, names_in, table_file, with_columns, with_delimiter
 
 if TYPE_CHECKING:
     from labeldp.data.kinds import Reading
@@ -40,7 +40,7 @@ _TEXT, _MOST_TEXT = 128, 512
               "one of them has.")  # fmt: skip
 @click.option("--label", help="With a table: the secret column, which is not read.")
 @with_columns
-@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@with_delimiter
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     table: str | None,
@@ -73,13 +73,13 @@ def plan(
     from labeldp.choosing.choice import choose
 
     if not classes and not regression:
-        raise Refusal(
+        raise OptionError(
             "--classes is missing: say how many classes the label can take, for example --classes 3 or --classes "
             "none,mild,severe. They are not counted in the data, because which classes occur is itself private; for "
             "labels that are numbers, give --regression"
         )
     if regression and classes:
-        raise Refusal("--classes means nothing with --regression; leave one of them out")
+        raise OptionError("--classes means nothing with --regression; leave one of them out")
     many = None
     if classes:
         many = int(classes) if classes.strip().isdecimal() else len(names_in(classes))
@@ -89,23 +89,24 @@ def plan(
         from labeldp.recipes.holdout import rows_set_aside
 
         if label is None:
-            raise Refusal("--label is missing: name the secret column, so that it is left out of what is looked at")
+            raise OptionError("--label is missing: name the secret column, so that it is left out of what is looked at")
         if rows is not None:
-            raise Refusal(
+            raise OptionError(
                 f"--rows means nothing with a table: its rows are counted in {Path(table).name}; leave it out"
             )
         with table_file(table) as path:
-            found = read_columns(path, label, **columns, delimiter=delimiter_of(delimiter))
+            found = read_columns(path, label, **columns, delimiter=delimiter)
         features = features or width_of(found.readings)
         # What labeldp train would do: set rows aside to measure the model with, and learn from the others.
         whole = len(found.features)
         aside = rows_set_aside(whole, 0 if rows_per_user else None, seed=0)
         rows = whole - (0 if aside is None else len(aside))
     elif label is not None or delimiter is not None or any(columns.values()):
-        raise Refusal("--label, --delimiter, --drop and kinds of columns belong to a table; name its file, or leave "
-                      "them out")  # fmt: skip
+        raise OptionError(
+            "--label, --delimiter, --drop and kinds of columns belong to a table; name its file, or leave them out"
+        )
     elif rows is None:
-        raise Refusal("give --rows, the number of labels, or the file of a table to count them in")
+        raise OptionError("give --rows, the number of labels, or the file of a table to count them in")
     choice = choose(
         rows, many, epsilon, usual_delta(rows if found is None else len(found.features)) if delta is None else delta,
         feature_dim=features, modality=modality or ("images" if table is None else "table"), device=device,

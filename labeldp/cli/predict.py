@@ -13,7 +13,7 @@ import click
 
 from labeldp.atomic import replacing
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import Names, OptionError, check_device, delimiter_of, option_values, table_file
+from labeldp.cli.options import Names, OptionError, check_device, option_values, table_file, with_delimiter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ _FORMULA, _NUMBER = "^[=+\\-@\t\r\n＝＋－＠]", r"^[+\-]?(\d+\.?\d*|\.\d+)([e
 @click.option("--probabilities", is_flag=True, help="One more column for each class, with its probability (a number "
               "has none).")  # fmt: skip
 @click.option("--keep", type=Names(), help="Columns of TABLE to copy in front, such as an id, comma-separated.")
-@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@with_delimiter
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
 @click.option("--raw-text", is_flag=True, help="In CSV, write texts that begin with = + - @ as they are, though a "
               "spreadsheet would run them as formulas.")  # fmt: skip
@@ -80,7 +80,7 @@ def predict(
     signer = None if sign is None else signing_key(sign, out)
     check_device(device)
     with table_file(table) as path:
-        found = _predictions(folder, path, keep or (), delimiter_of(delimiter), probabilities, device)
+        found = _predictions(folder, path, keep or (), delimiter, probabilities, device)
     if not raw_text and (out is None or out.suffix.lower() == ".csv"):
         found = for_spreadsheets(found)
     if out is None:

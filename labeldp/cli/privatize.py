@@ -13,7 +13,7 @@ import click
 
 from labeldp.cli.budget import BESIDE, account_of
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import Refusal, declared, delimiter_of, names_in, refuse_idle, with_rows
+from labeldp.cli.options import Names, OptionError, declared, refuse_idle, with_delimiter, with_rows
 from labeldp.cli.progress import shown
 
 if TYPE_CHECKING:
@@ -25,15 +25,17 @@ MECHANISMS = ("randomized-response", "prior-response", "top-k-response", "bit-fl
 @click.command()
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.option("--label", required=True, help="The column to privatize.")
-@click.option("--classes", help="All classes the label can take, comma-separated, in the order to use.")
+@click.option("--classes", type=Names(), help="All classes the label can take, comma-separated, in the order to use.")
 @click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
 @click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--mechanism", type=click.Choice(MECHANISMS), help="Default: randomized-response, or prior-response "
               "when prior columns are given.")  # fmt: skip
-@click.option("--prior-columns", help="Columns with each row's public guess, one per class, comma-separated.")
+@click.option(
+    "--prior-columns", type=Names(), help="Columns with each row's public guess, one per class, comma-separated."
+)
 @click.option("--k", type=click.IntRange(1), help="Size of the response set of top-k-response.")
 @with_rows
-@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@with_delimiter
 @click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
 @click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
 @click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.  [default: "
@@ -46,11 +48,11 @@ MECHANISMS = ("randomized-response", "prior-response", "top-k-response", "bit-fl
 def privatize(
     source: Path,
     label: str,
-    classes: str | None,
+    classes: tuple[str, ...] | None,
     epsilon: float,
     target: Path,
     mechanism: str | None,
-    prior_columns: str | None,
+    prior_columns: tuple[str, ...] | None,
     k: int | None,
     user: str | None,
     id_column: str | None,
@@ -78,18 +80,17 @@ def privatize(
     from labeldp.core.random import SecureRandom
     from labeldp.data import tables
 
-    delimiter = delimiter_of(delimiter)
     signer = None if sign is None else signing_key(sign, target)
     names = declared(classes)
     if store is not None:
         refuse_idle("--store, which has its own budget", journal=journal, budget=budget)
     if source.is_file() and not tables.has_rows(source, delimiter):
-        raise Refusal(f"{source.name} has no rows, and there is nothing to privatize; give a table with some")
+        raise OptionError(f"{source.name} has no rows, and there is nothing to privatize; give a table with some")
     charged: Any
     if journal is not None or budget is not None:
         refuse_idle("--journal", key=key, id=id_column)
         if journal is None:
-            raise Refusal("--budget needs --journal FILE: without a file there is nothing to remember it")
+            raise OptionError("--budget needs --journal FILE: without a file there is nothing to remember it")
         from labeldp.budgets.journal import Journal
         from labeldp.core.ledger import ONE_LABEL, ONE_USER, Budget
 
@@ -107,11 +108,11 @@ def privatize(
         charged = account_of(source, label, names, delimiter, store, key, note, known_by, user)
         if charged is None:
             refuse_idle("a run without --store", key=key, id=id_column)
-    priors, rng = names_in(prior_columns), SecureRandom(insecure_seed)
+    rng = SecureRandom(insecure_seed)
     with nullcontext() if quiet or as_json else shown(source.name) as show:
         certificate = tables.privatize(
             source, target, label=label, classes=names, epsilon=epsilon, mechanism=mechanism, k=k,
-            prior_columns=priors, users=user, delimiter=delimiter, journal=charged, rng=rng,
+            prior_columns=prior_columns or (), users=user, delimiter=delimiter, journal=charged, rng=rng,
             report=None if show is None else lambda rows, share: show(source.name, f"{rows:,} rows", share, ""),
         )  # fmt: skip
     put_signature(target, signer)

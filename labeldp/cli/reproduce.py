@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from labeldp.cli.options import Refusal
+from labeldp.cli.options import OptionError
 
 _INDEX = Path("experiments") / "tables.toml"
 
@@ -49,9 +49,9 @@ def reproduce_table(
     labeldp reproduce ghazi2021-table4 --epsilon 1 --epsilon 2 --method lp-2st
     """
     if (table is None) != show_list:
-        raise Refusal("give the name of one table, or --list to see which there are")
+        raise OptionError("give the name of one table, or --list to see which there are")
     if quick and seeds is not None:
-        raise Refusal("--quick is one seed; leave out --seeds")
+        raise OptionError("--quick is one seed; leave out --seeds")
     runner = _experiments()
     how = {"quick": quick, "seeds": seeds, "epsilons": epsilons, "methods": methods, "device": device}
     click.echo(runner.known_tables() if table is None else runner.reproduce(table, **how, out=out, jobs=jobs))

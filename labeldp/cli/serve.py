@@ -13,7 +13,7 @@ import click
 
 from labeldp.cli.budget import store_class, with_store
 from labeldp.cli.keys import signing_key
-from labeldp.cli.options import DELTA, EPSILON, Names, OptionError, check_range, delimiter_of
+from labeldp.cli.options import DELTA, EPSILON, Names, OptionError, check_range, with_delimiter
 
 if TYPE_CHECKING:
     from labeldp.results.signing import SigningKey
@@ -70,7 +70,7 @@ def log_key(where: str, given: Path | None) -> SigningKey:
               "it out of backups.  [default: the store's name and .witness]")  # fmt: skip
 @click.option("--accept-rollback", metavar="REASON", help="Serve although an older copy of the store was put back; "
               "the log will say so. Releases made since that copy are not counted.")  # fmt: skip
-@click.option("--delimiter", help="Of a CSV file.  [default: a comma; a tab for .tsv]")
+@with_delimiter
 @with_log_key
 @with_store
 @click.option("--quiet", is_flag=True, help="No line of JSON for every call.")
@@ -132,7 +132,7 @@ def serve(
     tls = _tls(tls_cert, tls_key)
     check_address(listen, tls is not None)
     called = name or table.name.partition(".")[0]
-    source = Source(str(table), label, id_column, tuple(classes or ()), bounds or None, delimiter_of(delimiter))
+    source = Source(str(table), label, id_column, tuple(classes or ()), bounds or None, delimiter)
     served = Served.of_source(called, source)
     if epsilon is not None:
         store = store_class().open(where, key=key)

@@ -26,7 +26,7 @@ from labeldp.cli.options import (
     OptionError,
     check_device,
     check_range,
-    delimiter_of,
+    declared,
     listing,
     needed_training,
     option_values,
@@ -34,6 +34,7 @@ from labeldp.cli.options import (
     summary,
     table_file,
     with_columns,
+    with_delimiter,
     with_rows,
 )
 from labeldp.cli.progress import of_training
@@ -92,7 +93,7 @@ def with_vault(command: Any) -> Any:
               "declared; 1 where none is given.")  # fmt: skip
 @with_columns
 @with_rows
-@click.option("--delimiter", help="Of CSV files.  [default: a comma; a tab for .tsv]")
+@with_delimiter
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything but the noise.")
 @click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.  [default: "
@@ -168,7 +169,7 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         )
     if out is None:
         raise OptionError("--out is missing: name the folder to write, for example --out model")
-    how: dict[str, Any] = {"users": user, "ids": id_column, "test": test, **columns}
+    how: dict[str, Any] = {"users": user, "ids": id_column, "test": test, "delimiter": delimiter, **columns}
     data: PrivateData | None = None
     if note is not None:
         refuse_idle("responses that were released before", range=bounds, delta=delta, delimiter=delimiter, store=store,
@@ -179,15 +180,15 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     idle = {"label": label, "classes": classes, "range": bounds, "user": user, "store": store, "key": key}
     if vault is not None:
         refuse_idle("labels behind a service (--vault)", certificate=certificate, **idle)
-        data, delta = _behind(vault, table, token, dataset, root_certs, {**how, "delimiter": delimiter}, delta)
+        data, delta = _behind(vault, table, token, dataset, root_certs, how, delta)
         task, bounds = TASKS[data.bounds is not None], data.bounds
     else:
         refuse_idle("labels that lie in TABLE", dataset=dataset, **{"root-certs": root_certs})
     _check_task(task, method, None if note else classes, bounds, delta)
-    signer, delimiter = None if sign is None else signing_key(sign), delimiter_of(delimiter)
+    signer = None if sign is None else signing_key(sign)
     team, device = ctx.with_resource(_in_step(device, table))
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
-    read = partial(_data, label=label, classes=classes, bounds=bounds, how={**how, "delimiter": delimiter}, known=data)
+    read = partial(_data, label=label, classes=classes, bounds=bounds, how=how, known=data)
     given = {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout}
     if team is not None and not team.first:
         # This rank does its share of what the first one trains: it charges no store, writes nothing and prints nothing.
@@ -338,11 +339,7 @@ def _data(
         raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
     if bounds is not None:
         return read(table, label, bounds=bounds, report=report, **how)
-    if not classes:
-        raise OptionError(
-            "--classes is missing: declare every class the label can take, for example --classes no,yes. They are not "
-            "read off the data because which classes occur is itself private"
-        )
+    classes = tuple(declared(classes))
     if len(classes) < 2:
         raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
     return read(table, label, classes, report=report, **how)
@@ -377,20 +374,20 @@ def _behind(
         raise OptionError("--token is missing: ask the data owner for one, and put it into LABELDP_TOKEN")
     if not Path(table).is_file():
         raise OptionError(f"there is no file {table!r}; name the Parquet or CSV file that has the features")
-    called, delimiter = dataset or Path(table).name.partition(".")[0], delimiter_of(how["delimiter"])
+    called = dataset or Path(table).name.partition(".")[0]
     certs = None if root_certs is None else root_certs.read_bytes()
     facts = Connection(address, token, certs).act("describe", dataset=called)
     bounds = None if facts["bounds"] is None else (float(facts["bounds"][0]), float(facts["bounds"][1]))
 
     def labels() -> RemoteVault:
-        ids = read_ids(Path(table), how["ids"], delimiter)
+        ids = read_ids(Path(table), how["ids"], how["delimiter"])
         return RemoteVault(address, token=token, dataset=called, ids=ids, root_certs=certs)
 
     kinds = {name: how[name] for name in ("number", "category", "text", "date")}
-    rest = {name: how[name] for name in ("users", "ids", "drop", "test")}
+    rest = {name: how[name] for name in ("users", "ids", "drop", "test", "delimiter")}
     data = beside(
         Path(table), facts["label"], facts["classes"], labels, bounds,
-        kinds=kinds, delimiter=delimiter, apart=True, **rest,
+        kinds=kinds, apart=True, **rest,
     )  # fmt: skip
     most = float(facts["budget"]["delta"])
     if delta is None:
@@ -409,7 +406,9 @@ def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: 
     if unsigned:
         raise OptionError(f"{table}: {unsigned[0]}")
     named = None if note == certificate_path(table) else note
-    data = read_released(table, certificate=named, **{name: how[name] for name in how if name != "users"})
+    data = read_released(
+        table, certificate=named, **{name: how[name] for name in how if name not in ("users", "delimiter")}
+    )
     claim: Any = data.vault.certificate()
     users = (claim.release or {}).get("users", {}).get("column")
     stated = {"label": data.label, "classes": data.classes, "user": users}
