@@ -253,7 +253,9 @@ def read_columns(
         sampled = is_big(rows, len(source.names) - len(without))
         if sampled:
             names = public_names(path, source.names, tuple(without))
-            public, types, rows = read_sample(source, names, (*category, *text, *date), report=report or _nobody)
+            public, types, rows = read_sample(
+                source, names, (*category, *text, *date), report=report or (lambda _: None)
+            )
         else:
             public, types = read_public(path, tuple(without), delimiter, (*category, *text, *date)), {}
         readings = readings_of(public, wanted, rows if sampled else None)
@@ -280,10 +282,6 @@ def columns_of(public: pa.Table, kinds: Mapping[str, Sequence[str]], rows: int |
     readings = readings_of(public, wanted, rows if rows != len(public) else None)
     columns = kept_columns(readings)
     return PublicColumns(conformed(public, columns, strays=True), columns, readings)
-
-
-def _nobody(_: int) -> None:
-    """Take a report that nobody wants."""
 
 
 def _check_named(path: Path, names: list[str], label: str | None, given: dict[str, Sequence[str]]) -> None:

@@ -76,10 +76,6 @@ _WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
 _TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
 
-def _tensors(rows: Tensor | Coded) -> tuple[Tensor, ...]:
-    return (rows.numbers, rows.cells) if isinstance(rows, Coded) else (rows,)
-
-
 def rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
     """Return some rows of features, spelt out or not."""
     chosen = torch.from_numpy(index).to(rows.device)
@@ -231,7 +227,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 np.arange(rows) if kept is None else kept, () if held is None else held, assume_unique=True
             )
             # Which rows are kept follows from their weights.
-            public = [part.cpu().numpy() for part in _tensors(seen)] + ([] if kept is None else [kept])
+            tensors = (seen.numbers, seen.cells) if isinstance(seen, Coded) else (seen,)
+            public = [tensor.cpu().numpy() for tensor in tensors] + ([] if kept is None else [kept])
             bind_fit(self._folder, seed, *public)
             training, same = vault.part(others, vault.budget), shown is seen
             seen = rows_of(seen, others)

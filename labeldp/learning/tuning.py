@@ -426,7 +426,8 @@ class Basis:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Map (n, p) → (n, width) in float32, chunk by chunk."""
-        return torch.cat([self._bounded(self._plain(part)) for part in features.split(_ROWS_AT_ONCE)])
+        parts = map(self._plain, features.split(_ROWS_AT_ONCE))
+        return torch.cat([part / self._lengths(part) for part in parts])
 
     def from_turned(self, turned: Tensor) -> Tensor:
         """Do the same for rows of which x·matrix is known, (n, r), at once."""
@@ -449,13 +450,8 @@ class Basis:
         return layer.requires_grad_(False)
 
     def _plain(self, features: Tensor) -> Tensor:
-        return self._with_constant((features.float() - self.mean) @ self.matrix)
-
-    def _with_constant(self, turned: Tensor) -> Tensor:
+        turned = (features.float() - self.mean) @ self.matrix
         return turned if self.constant == 0 else torch.nn.functional.pad(turned, (0, 1), value=self.constant)
-
-    def _bounded(self, rows: Tensor) -> Tensor:
-        return rows / self._lengths(rows)
 
     def _lengths(self, rows: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)

@@ -119,7 +119,7 @@ def _released(
     if kept is None:
         return vault.release(mechanism, rows)
     with _alone_in(kept.parent):
-        recover(kept)
+        lost = _was_lost(kept)
         if kept.exists():
             earlier = load_note(kept)
             odd = sorted(key for key in {*note, _PLACE} - {"vault"} if note.get(key) != earlier.get(key))
@@ -130,7 +130,7 @@ def _released(
             if earlier["vault"] != note["vault"]:
                 vault.record(mechanism, rows, seeded=earlier.get("seeded", False), query_id=earlier.get("query"))
             return load(kept) if read is None else read(kept)
-        if _was_lost(kept):
+        if lost:
             _put_aside(kept)
         question = {key: value for key, value in note.items() if key != "vault"}
         with (
@@ -174,7 +174,7 @@ def recover(kept: Path) -> None:
 
 
 def _was_lost(kept: Path) -> bool:
-    """Return whether the query was begun, and what it released is nowhere."""
+    """Return whether the query was begun, and what it released is nowhere, after `recover`."""
     recover(kept)
     path = kept.with_suffix(".counter")
     if kept.exists() or not path.exists():

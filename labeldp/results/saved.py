@@ -101,7 +101,8 @@ def result_of(estimator: Any, data: str, label: str) -> Result:
     if not source and certificate.artifact is not None and not (certificate.release or {}).get("story"):
         # Responses that were released before have the certificate of their file.
         source = certificate.artifact.sha256
-    features = tuple(column.name for column in columns) if columns else (_shape(estimator),)
+    what = "pixels" if estimator._layout is None else "columns"
+    features = tuple(column.name for column in columns) if columns else (f"{estimator.n_features_in_} {what}",)
     story = Story(
         data or IN_MEMORY, label, names or None, estimator._rows, features, estimator.method_, reason_of(estimator),
         epsilon, delta, bounds and (float(bounds[0]), float(bounds[1])), source,
@@ -158,10 +159,6 @@ def columns_of(estimator: Any) -> tuple[tuple[Column, ...] | None, tuple[Reading
         columns.append(column)
         readings.append(Reading(name, kind, None, None if listed is None else len(listed), note, column))
     return tuple(columns), tuple(readings)
-
-
-def _shape(estimator: Any) -> str:
-    return f"{estimator.n_features_in_} pixels" if estimator._layout is None else f"{estimator.n_features_in_} columns"
 
 
 def _plain(value: Any) -> Any:
