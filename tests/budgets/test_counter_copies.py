@@ -272,7 +272,7 @@ def test_a_count_put_back_without_its_data_set_is_found_out(tmp_path):
         drawn(tmp_path / "t", store, 5)
 
 
-def killed(place, tally, when):
+def killed(place, path, when):
     store = BudgetStore.open(place, key=KEY)
     real = store.begin
 
@@ -282,7 +282,7 @@ def killed(place, tally, when):
         os.kill(os.getpid(), signal.SIGKILL)
 
     store.begin = begin
-    with QueryCounter(tally, {}) as counter:
+    with QueryCounter(path, {}) as counter:
         vault(store).lease(RR, TIMES, counter=counter)()
 
 

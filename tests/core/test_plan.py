@@ -162,7 +162,7 @@ def test_a_recorded_release_of_a_seed_marks_the_certificate_for_ever():
 
 
 def test_no_vault_goes_on_with_the_counter_of_a_seeded_one(tmp_path):
-    path, question = tmp_path / "q.tally", {"epsilon": 1.0}
+    path, question = tmp_path / "q.counter", {"epsilon": 1.0}
     with QueryCounter(path, question) as counter:
         vault(rng=SecureRandom(seed=1)).lease(RR, 3, counter=counter)()
     with QueryCounter(path, question) as counter, pytest.raises(CounterError, match="seeded"):

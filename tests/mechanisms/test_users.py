@@ -330,7 +330,7 @@ def test_a_forked_process_cannot_spend_behind_the_ledger():
 
 
 def counted(tmp_path, name="looks", epsilon=1.0):
-    return QueryCounter(tmp_path / f"{name}.tally", {"epsilon": epsilon})
+    return QueryCounter(tmp_path / f"{name}.counter", {"epsilon": epsilon})
 
 
 def test_a_lease_with_a_tally_outlives_the_process(tmp_path):

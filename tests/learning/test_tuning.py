@@ -1,4 +1,4 @@
-"""Plans and their rehearsal: rows within the bound, choices without a label, and how good they are with one."""
+"""Label-free tuning: rows within the bound, choices without a label, and how good they are with one."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_features_without_spread_and_bad_plans_are_refused():
         spectrum(torch.full((9, 3), math.inf))
 
 
-# -- rehearsal --------------------------------------------------------------------------------------------------
+# -- tuning ---------------------------------------------------------------------------------------------------
 
 
 def test_nothing_here_could_hold_a_label():
@@ -136,7 +136,7 @@ def real_accuracy(plan, found, features, labels, noise):
     return np.mean([accuracy(rows, labels, ridge(noisy, axes, constant=basis.constant_column)) for noisy in draws])
 
 
-def test_noise_is_scaled_to_the_rows_rehearsed():
+def test_noise_is_scaled_to_the_rows_tuned_on():
     """A fifth of the rows with a fifth of the noise scores as all rows do, and not as a fifth with all of it."""
     features, _ = modes(rows=20_000)
     settings_ = {"plans": [Plan(32)], "clusterings": 6, "draws": 4, "heads": [ridge_head]}
@@ -206,7 +206,7 @@ def test_refusals():
         tune(features[:2], 2, 1.0)
 
 
-def test_rehearsed_moments_have_the_noise_they_state():
+def test_moments_of_tuning_have_the_noise_they_state():
     moment = torch.zeros(5, 40_000, dtype=torch.float64)
     noisy = mock_release(moment, 3.0, 10, seed=1)
     np.testing.assert_allclose(noisy.value.sum(axis=0), 0, atol=1e-9)
@@ -217,7 +217,7 @@ def test_rehearsed_moments_have_the_noise_they_state():
 @pytest.mark.skipif("LABELDP_DATA" not in os.environ, reason="needs $LABELDP_DATA with fashion_mnist")
 @pytest.mark.parametrize(("epsilon", "least"), [(0.1, 0.76), (1.0, 0.8)])
 def test_one_look_at_fashion_mnist_from_pixels(epsilon, least):
-    """The whole way with the real vault: rehearse, ask once, fit; nothing is chosen by a label."""
+    """The whole way with the real vault: tune, ask once, fit; nothing is chosen by a label."""
     from labeldp.core.ledger import Budget
     from labeldp.data.benchmarks import load
     from labeldp.data.files import MissingDataError
