@@ -114,23 +114,15 @@ def open_parquet_folder(path: Path) -> ParquetFolder | None:
         twice = sorted(set(parts) & set(schema.names))
         if twice:
             raise TableError(f"{inside!r} has the columns {listed(twice)} in the file and in its folder; rename one")
-        schema = _with_partitions(schema, sorted(parts))
+        for name in sorted(parts):
+            schema = schema.append(pa.field(name, pa.string()))
         whole = schema if whole is None else whole
         _check_alike(inside, schema, whole)
-        found.append((file, {name: _value(text) for name, text in parts.items()}))
+        values = {name: None if text == _HIVE_NULL else unquote(text) for name, text in parts.items()}
+        found.append((file, {name: pa.scalar(value, pa.string()) for name, value in values.items()}))
         rows += count
     assert whole is not None
     return ParquetFolder(path, whole, rows, tuple(found))
-
-
-def _value(text: str) -> Any:
-    return pa.scalar(None if text == _HIVE_NULL else unquote(text), pa.string())
-
-
-def _with_partitions(schema: pa.Schema, names: list[str]) -> pa.Schema:
-    for name in names:
-        schema = schema.append(pa.field(name, pa.string()))
-    return schema
 
 
 def _check_alike(inside: str, schema: pa.Schema, whole: pa.Schema) -> None:

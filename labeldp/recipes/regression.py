@@ -165,12 +165,9 @@ def posterior_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None)
     model trained on them.
     """
     levels, prior = _levels_and_prior(noisy, histogram)
-    return (_every_bin(noisy).posterior(prior) @ levels)[noisy.responses]
-
-
-def _every_bin(noisy: NoisyValues) -> NoisyLabels:
-    """Return a release with one row for every possible response, on which alone the channel depends."""
-    return NoisyLabels(noisy.channel, np.arange(len(noisy.outputs)))
+    # One row for every possible response, on which alone the channel depends.
+    every = NoisyLabels(noisy.channel, np.arange(len(noisy.outputs)))
+    return (every.posterior(prior) @ levels)[noisy.responses]
 
 
 def _levels_and_prior(noisy: NoisyValues, histogram: npt.ArrayLike | None) -> tuple[FloatArray, FloatArray]:
