@@ -316,3 +316,14 @@ def test_every_refusal_has_one_prefix():
         run = labeldp(*line, check=2)
         assert run.stderr.startswith("labeldp: ")
         assert len(run.stderr.splitlines()) == 1
+
+
+def test_privatize_takes_lists_and_a_typed_tab_from_a_config_file(tmp_path):
+    """As labeldp train does, so that a config file means the same to both."""
+    (tmp_path / "in.tsv").write_text("age\ty\n31\ta, b\n57\tc\n")
+    config = 'label = "y"\nclasses = ["a, b", "c"]\nepsilon = 1.0\ndelimiter = "\\\\t"\nout = "out.tsv"\n'
+    (tmp_path / "run.toml").write_text(f"[privatize]\n{config}")
+    labeldp("privatize", "in.tsv", "--config", "run.toml", "--quiet", cwd=tmp_path, check=0)
+    claim = json.loads((tmp_path / "out.tsv.certificate.json").read_text())
+    assert claim["release"]["classes"] == ["a, b", "c"]
+    assert (tmp_path / "out.tsv").read_text().startswith("age\ty\n31\t")

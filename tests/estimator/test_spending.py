@@ -37,6 +37,13 @@ def test_one_fit_is_silent_and_the_second_of_the_same_labels_warns_once():
     assert warned(lambda: classifier().fit(X, Y)) == []
 
 
+def test_a_fit_hashes_its_labels_once(monkeypatch):
+    asked, real = [], LabelVault.fingerprint
+    monkeypatch.setattr(LabelVault, "fingerprint", lambda self, key: asked.append(key) or real(self, key))
+    classifier().fit(X, Y)
+    assert len(asked) == 1
+
+
 def test_other_labels_are_other_labels():
     classifier().fit(X, Y)
     assert warned(lambda: classifier().fit(X, Y[::-1])) == []
