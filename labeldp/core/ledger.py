@@ -82,10 +82,9 @@ class Ledger:
         if not charges:
             return self
         named = [rows for _, _, rows in charges if rows is not None]
+        anyone = np.concatenate(named) if len(named) == len(charges) else None
         # An empty plan for everyone who is asked anything, and then the queries.
-        ledger = self._changed(
-            np.concatenate(named) if len(named) == len(charges) else None, lambda plans: (*plans, ())
-        )
+        ledger = self._changed(anyone, lambda plans: (*plans, ()))
         for event, times, rows in charges:
             if type(times) is not int or times < 1:
                 raise ValueError(f"times={times!r} is not a number of queries; give a whole number of at least 1")
@@ -105,9 +104,8 @@ class Ledger:
         for i in np.flatnonzero(np.bincount(marked, minlength=2 * count)):
             plans = self.histories[i] if i < count else change(self.histories[i - count])
             renamed[i] = numbers.setdefault(plans, len(numbers))
-        return Ledger(
-            self.num_rows, tuple(numbers) or self.histories[:1], renamed[marked] if len(numbers) > 1 else None
-        )
+        histories = tuple(numbers) or self.histories[:1]
+        return Ledger(self.num_rows, histories, renamed[marked] if len(numbers) > 1 else None)
 
     def groups(self) -> tuple[Group, ...]:
         """Return the distinct histories and how many rows have each, the empty ledger included."""
