@@ -18,9 +18,10 @@ import json
 import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -220,10 +221,14 @@ class Engine:
             except MechanismError:
                 if arriving.broken:
                     raise WireError("the columns could not be read as declared; nothing was charged") from None
-                # It failed with labels in its hands: that it did may tell of them, and is paid for like a release.
+                # It failed with labels in its hands: that it did may tell of them, and is paid for like a release,
+                # whatever becomes of the columns that it has not read.
                 release = wire.FAILED
-            for _ in arriving:
-                raise WireError("the columns have more rows than are asked; send one entry for each")
+                with suppress(Exception):
+                    deque(arriving, maxlen=0)
+            else:
+                for _ in arriving:
+                    raise WireError("the columns have more rows than are asked; send one entry for each")
             done: Future[Kept] = Future()
             try:
                 released = hashlib.sha256(release).hexdigest()

@@ -5,6 +5,7 @@ import secrets
 import socket
 import struct
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("sqlalchemy", reason="a service keeps its books in a databas
 from labeldp.budgets.store import BudgetStore
 from labeldp.core.ledger import BudgetExceededError
 from labeldp.mechanisms.counts import LaplaceNoise
-from labeldp.mechanisms.moments import Moments
+from labeldp.mechanisms.moments import GridSum, Moments
 from labeldp.service import log, logbook, near, wire
 from labeldp.service.audit import problems_of_store
 from labeldp.service.wire import AccessError, WireError
@@ -84,6 +85,41 @@ def test_fewer_or_more_rows_than_are_asked_cost_nothing(found, count):
 def test_rows_that_are_not_finite_cost_nothing_that_was_not_kept(found):
     kind, _ = asked(found, np.where(X[5, 5] == X, np.nan, X))
     assert charges(found) == (kind == b"A")
+
+
+@pytest.mark.parametrize("rows", [X, X[:-1]], ids=["all", "fewer"])
+def test_a_draw_that_fails_at_the_first_rows_is_charged_whatever_comes_after_them(found, monkeypatch, rows):
+    """It was unpaid where rows were left that it had not read, and what was said told that it had failed."""
+
+    def fails(*_):
+        raise RuntimeError("because of a label")
+
+    monkeypatch.setattr(GridSum, "add", fails)
+    kind, content = asked(found, rows, request="one")
+    assert kind == b"A"
+    assert bytes(wire.unframed(content)[1]) == wire.FAILED
+    assert charges(found) == 1
+
+
+def test_a_draw_that_fails_is_charged_when_its_analyst_hangs_up(found, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("because of a label")
+
+    monkeypatch.setattr(GridSum, "add", fails)
+    line = caller(found)
+    line._line.send(b"M", wire.framed(header(found.named, QUESTION, again=False)[0]))
+    head, files, _, _ = socket.recv_fds(line._line.channel, 5, 1)
+    line._line.take(1000, head)
+    line._line.send(b"R", (100).to_bytes(4, "little"))
+    while line._line.take(1000)[0] != b"C":
+        pass
+    line.close()
+    os.close(files[0])
+    for _ in range(200):
+        if charges(found):
+            break
+        time.sleep(0.05)
+    assert charges(found) == 1
 
 
 def test_a_token_that_does_not_count_is_refused(found):
