@@ -1,5 +1,6 @@
 """The socket beside that of gRPC: the same answers and refusals; whatever is sent, no charge without a release."""
 
+import contextlib
 import os
 import secrets
 import socket
@@ -128,6 +129,32 @@ def test_a_token_that_does_not_count_is_refused(found):
     line.close()
     assert kind == b"E"
     assert b'"access"' in bytes(content)
+
+
+@pytest.mark.parametrize("bytewise", [False, True], ids=["refused", "bytewise"])
+def test_strangers_hold_no_line(found, monkeypatch, bytewise):
+    """After a refusal a line stayed open for ever, and a byte every ten seconds kept one open before it."""
+    monkeypatch.setattr(near, "HELLO_SECONDS", 1.0)
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(str(near.beside(found.address)))
+        channel.settimeout(10)
+        begun = time.monotonic()
+        frame = struct.pack("<cI", b"T", 100)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if bytewise:
+                for place in range(80):
+                    channel.sendall((frame + bytes(80))[place : place + 1])
+                    time.sleep(0.1)
+            else:
+                channel.sendall(struct.pack("<cI", b"T", 3) + b"bad" + struct.pack("<cI", b"A", 2) + b"{}")
+            while channel.recv(1 << 10):
+                pass
+        assert time.monotonic() - begun < 6
+    for _ in range(100):
+        if not found.server._door._lines:
+            break
+        time.sleep(0.05)
+    assert not found.server._door._lines
 
 
 def test_refusals_are_the_errors_of_grpc(found):
