@@ -36,6 +36,7 @@ from labeldp.core.accountant import epsilon as epsilon_of
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import Event, Query, event_to_json
 from labeldp.core.ledger import ONE_LABEL, Budget, Ledger, RowIndex
+from labeldp.core.limits import MOST_WORK
 from labeldp.core.vault import MechanismError
 from labeldp.results.signing import SigningKey
 from labeldp.service import log, logbook, wire
@@ -263,6 +264,10 @@ class Engine:
             return [charge]
         if ask.plan is not None and not ask.plan:
             raise WireError("plan is empty; list the queries that were fixed together")
+        costly = len({event for event, _ in ask.plan or () if event.mu is None})
+        if costly > MOST_WORK:
+            # Composed while all others wait; and no reader of a certificate would compose so many.
+            raise WireError(f"plan has {costly} different events that are not Gaussian; give at most {MOST_WORK}")
         found = []
         for event, rows in ask.plan or ():
             chosen = self.choice(ask.dataset, rows).rows
