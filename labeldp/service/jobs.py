@@ -83,6 +83,8 @@ class Jobs:
         self._engine, self._folder, self.limits, self.recipes = engine, folder, limits, tasks.JOBS
         self._store, self._lock, self._closing = BudgetStore(engine.database), threading.Lock(), False
         self._running: dict[tuple[str, str], _Running] = {}
+        # What is sent takes room on the owner's disk before anything is paid for.
+        self._arriving = threading.BoundedSemaphore(limits.at_once + 1)
         self._threads: list[threading.Thread] = []
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = folder / "home"
@@ -128,9 +130,11 @@ class Jobs:
         # What they cost is computed when the process has found the same: an event of anyone's own may take long.
         if is_infinite(tuple(Query(_event(event), times) for event, times in given["charge"])):
             raise WireError("the job has no noise and would cost without bound; give it some")
+        if not self._arriving.acquire(blocking=False):
+            raise BusyError("as many jobs are sent here as are allowed at once; send it later, nothing was charged")
         folder = self._folder / secrets.token_hex(16)
-        folder.mkdir(mode=0o700)
         try:
+            folder.mkdir(mode=0o700)
             question = {name: given[name] for name in ("dataset", "rows", "recipe", "settings", "charge")}
             digest = hashlib.sha256(json.dumps(question, sort_keys=True, allow_nan=False).encode())
             self._write(folder / "sent.safetensors", parts, digest)
@@ -162,6 +166,7 @@ class Jobs:
                 job.settled.result()
             return self.status(person, given["dataset"], given["request"])
         finally:
+            self._arriving.release()
             if self._line(person.name, given["request"], folder.name) is None:
                 shutil.rmtree(folder, ignore_errors=True)
 
