@@ -42,7 +42,7 @@ from labeldp.results.signing import SigningKey
 from labeldp.service import log, logbook, wire
 from labeldp.service.access import Person
 from labeldp.service.served import Choice, Choices, Served
-from labeldp.service.tables import REQUESTS
+from labeldp.service.tables import JOBS, REQUESTS
 from labeldp.service.wire import WireError
 
 # Queries, and bytes of releases, that one transaction takes.
@@ -52,11 +52,14 @@ _MOST_WAITING = 4096
 PATIENCE_SECONDS = 150.0
 _encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 # Made once: making a statement takes longer than running it.
-_KEEP, _ASKED = (
+_KEEP, _ASKED, _SENT = (
     sa.insert(REQUESTS),
-    sa.select(REQUESTS).where(
-        REQUESTS.c.id.in_(sa.bindparam("ids", expanding=True)),
-        REQUESTS.c.person.in_(sa.bindparam("people", expanding=True)),
+    *(
+        wanted.where(
+            table.c.id.in_(sa.bindparam("ids", expanding=True)),
+            table.c.person.in_(sa.bindparam("people", expanding=True)),
+        )
+        for table, wanted in ((REQUESTS, sa.select(REQUESTS)), (JOBS, sa.select(JOBS.c.person, JOBS.c.id)))
     ),
 )
 
@@ -337,7 +340,9 @@ class Engine:
         self, connection: sa.Connection, books: Mapping[str, Batch], jobs: list[_Job]
     ) -> tuple[list[tuple[_Job, Kept | Exception]], log.Place | None]:
         answers: list[tuple[_Job, Kept | Exception]] = []
-        found = self._found(connection, jobs)
+        asked = {"ids": [job.ask.request for job in jobs], "people": list({job.person.name for job in jobs})}
+        found = {(line["person"], line["id"]): line for line in connection.execute(_ASKED, asked).mappings()}
+        sent = {(line.person, line.id) for line in connection.execute(_SENT, asked)}
         new: list[tuple[_Job, int, dict[str, Any]]] = []
         drawn: set[tuple[str, str]] = set()
         for job in jobs:
@@ -345,6 +350,8 @@ class Engine:
             try:
                 if key in found:
                     answers.append((job, self._checked(found[key], job.digest)))
+                elif key in sent:
+                    raise WireError(f"request={job.ask.request!r} is a job; give this question an id of its own")
                 elif key in drawn:
                     raise WireError(f"request={job.ask.request!r} is being answered; ask again")
                 else:
@@ -368,10 +375,6 @@ class Engine:
             connection.execute(_KEEP, lines)
         answers += [(job, Kept(job.release, place)) for (job, _, _), place in zip(new, places, strict=True)]
         return answers, places[-1] if places else None
-
-    def _found(self, connection: sa.Connection, jobs: list[_Job]) -> dict[tuple[str, str], sa.RowMapping]:
-        asked = {"ids": [job.ask.request for job in jobs], "people": list({job.person.name for job in jobs})}
-        return {(line["person"], line["id"]): line for line in connection.execute(_ASKED, asked).mappings()}
 
     def _charged(
         self, connection: sa.Connection, batch: Batch, job: _Job, new: list[tuple[_Job, int, dict[str, Any]]]

@@ -205,7 +205,7 @@ class Jobs:
         line = self._line(person.name, request)
         assert line is not None
         with self._engine.database.reading() as connection:
-            here = (REQUESTS.c.person == person.name, REQUESTS.c.id == request)
+            here = (REQUESTS.c.person == person.name, REQUESTS.c.id == request, REQUESTS.c.digest == line["digest"])
             kept = connection.execute(sa.select(REQUESTS).where(*here)).mappings().one_or_none()
         if kept is None:
             raise StoreError(f"the job has released nothing: {line['why']}; what it was charged stays charged")

@@ -19,6 +19,7 @@ from torch import nn  # noqa: E402
 
 from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
 from labeldp.learning.teachers import ridge_teachers  # noqa: E402
+from labeldp.mechanisms.responses import RandomizedResponse  # noqa: E402
 from labeldp.recipes import labeldp_pro, pate  # noqa: E402
 from labeldp.service import jobs as jobs_module  # noqa: E402
 from labeldp.service import logbook, networks, tasks, worker  # noqa: E402
@@ -28,6 +29,7 @@ from labeldp.service.jobs import Jobs  # noqa: E402
 from labeldp.service.limits import Limits  # noqa: E402
 from labeldp.service.source import Source  # noqa: E402
 from labeldp.service.wire import BusyError, WireError  # noqa: E402
+from tests.service.asking import ask, bound, header  # noqa: E402
 from tests.service.servicehelp import NAME, PLENTY, names, service  # noqa: E402
 
 ROWS, CLASSES, DELTA = 240, 3, 1e-5
@@ -238,6 +240,31 @@ def test_a_job_that_is_stopped_gives_the_weights_so_far(tmp_path, by):
         assert any(not torch.equal(*each) for each in zip(model.parameters(), network().parameters(), strict=True))
         assert kinds(found) == ["job", "release"]
         # All of it stays paid.
+        assert remote.spent() == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_no_query_is_answered_under_the_id_of_a_job(tmp_path):
+    """It took the place of the job's release, which was lost, and was handed out with the job's certificate."""
+    with running(tmp_path) as found:
+        remote, begin, refused = found.remote(), found.jobs._store.begin, []
+        connection = found.connection()
+        named = bound(connection, ROWS)
+
+        def asking(dataset, plan, number, index, most):
+            begin(dataset, plan, number, index, most)
+            if index == 2:
+                (job,) = found.jobs._running.values()
+                try:
+                    ask(connection, header(named, RandomizedResponse(5.0, 3), request=job.line["id"])[0])
+                except WireError as refusal:
+                    refused.append(str(refusal))
+
+        found.jobs._store.begin = asking
+        train(remote)
+        assert len(refused) == 1
+        assert "is a job; give this question an id of its own" in refused[0]
+        assert kinds(found) == ["job", "release"]
         assert remote.spent() == pytest.approx(1.0, rel=1e-3)
 
 
