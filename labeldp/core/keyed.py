@@ -58,6 +58,10 @@ class KeyedRandom(SecureRandom):
     (True, False)
     """
 
+    # Where several coins are drawn at once, one that needs more bits finds a row's counter elsewhere than when they are
+    # drawn one by one: a row's noise would depend on how many rows there are.
+    few = 0
+
     def __init__(self, key: bytes, release: str, ids: Ids, *, seeded: bool = False) -> None:
         if len(key) != 32:
             raise ValueError(f"key has {len(key)} bytes; make one with labeldp.core.random.system_key()")
@@ -109,10 +113,6 @@ class KeyedRandom(SecureRandom):
     def narrow(self, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         """Return short words; none is shared by two rows."""
         return (self.words(size) >> np.uint64(64 - bits)).astype(np.dtype(f"uint{bits}"))
-
-    def narrow_each(self, times: int, size: int, bits: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """Return short words so many times for every row, (times, size), one time after the other."""
-        return np.stack([self.narrow(size, bits) for _ in range(times)])
 
     def at(self, rows: Any) -> Self:
         """Return the noise of some of the rows, each once; what they draw, they have drawn here, too."""

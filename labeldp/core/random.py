@@ -47,7 +47,6 @@ LARGEST_STD = 1 << 40
 _TAIL = 32
 _COIN_BITS = 32
 _DRAWS_AT_ONCE = 1 << 16
-_FEW = 1 << 9
 # How far float64 may be off in a normal number, and how near to 0 and 1 the uniform number must not be for that.
 DOUBT, EXTREME = 2.0**-42, 2.0**-20
 
@@ -58,6 +57,9 @@ class WordSource(ABC):
     Samplers name the rows they draw for, because noise may be keyed by row (`labeldp.core.keyed`); elsewhere one source
     serves all.
     """
+
+    # Up to how many coins are drawn for all binary places at once: to begin a draw takes longer than a few coins.
+    few = 1 << 9
 
     @abstractmethod
     def words(self, size: int) -> npt.NDArray[np.uint64]:
@@ -272,8 +274,7 @@ def geometric(source: WordSource, rate: Fraction, size: int) -> IntArray:
     """
     places, tail = _binary_places(rate)
     result = np.zeros(size, dtype=np.int64)
-    if places and size <= _FEW:
-        # The same coins, all places at once: to begin a draw takes longer than a few coins.
+    if places and size <= source.few:
         low, high, worth = _place_bounds(rate)
         words = source.narrow_each(len(places), size, _COIN_BITS)
         ones = words < low

@@ -18,9 +18,10 @@ import json
 import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -35,12 +36,13 @@ from labeldp.core.accountant import epsilon as epsilon_of
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import Event, Query, event_to_json
 from labeldp.core.ledger import ONE_LABEL, Budget, Ledger, RowIndex
+from labeldp.core.limits import MOST_WORK
 from labeldp.core.vault import MechanismError
 from labeldp.results.signing import SigningKey
 from labeldp.service import log, logbook, wire
 from labeldp.service.access import Person
 from labeldp.service.served import Choice, Choices, Served
-from labeldp.service.tables import REQUESTS
+from labeldp.service.tables import JOBS, REQUESTS
 from labeldp.service.wire import WireError
 
 # Queries, and bytes of releases, that one transaction takes.
@@ -50,11 +52,14 @@ _MOST_WAITING = 4096
 PATIENCE_SECONDS = 150.0
 _encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 # Made once: making a statement takes longer than running it.
-_KEEP, _ASKED = (
+_KEEP, _ASKED, _SENT = (
     sa.insert(REQUESTS),
-    sa.select(REQUESTS).where(
-        REQUESTS.c.id.in_(sa.bindparam("ids", expanding=True)),
-        REQUESTS.c.person.in_(sa.bindparam("people", expanding=True)),
+    *(
+        wanted.where(
+            table.c.id.in_(sa.bindparam("ids", expanding=True)),
+            table.c.person.in_(sa.bindparam("people", expanding=True)),
+        )
+        for table, wanted in ((REQUESTS, sa.select(REQUESTS)), (JOBS, sa.select(JOBS.c.person, JOBS.c.id)))
     ),
 )
 
@@ -220,10 +225,14 @@ class Engine:
             except MechanismError:
                 if arriving.broken:
                     raise WireError("the columns could not be read as declared; nothing was charged") from None
-                # It failed with labels in its hands: that it did may tell of them, and is paid for like a release.
+                # It failed with labels in its hands: that it did may tell of them, and is paid for like a release,
+                # whatever becomes of the columns that it has not read.
                 release = wire.FAILED
-            for _ in arriving:
-                raise WireError("the columns have more rows than are asked; send one entry for each")
+                with suppress(Exception):
+                    deque(arriving, maxlen=0)
+            else:
+                for _ in arriving:
+                    raise WireError("the columns have more rows than are asked; send one entry for each")
             done: Future[Kept] = Future()
             try:
                 released = hashlib.sha256(release).hexdigest()
@@ -258,6 +267,10 @@ class Engine:
             return [charge]
         if ask.plan is not None and not ask.plan:
             raise WireError("plan is empty; list the queries that were fixed together")
+        costly = len({event for event, _ in ask.plan or () if event.mu is None})
+        if costly > MOST_WORK:
+            # Composed while all others wait; and no reader of a certificate would compose so many.
+            raise WireError(f"plan has {costly} different events that are not Gaussian; give at most {MOST_WORK}")
         found = []
         for event, rows in ask.plan or ():
             chosen = self.choice(ask.dataset, rows).rows
@@ -327,7 +340,9 @@ class Engine:
         self, connection: sa.Connection, books: Mapping[str, Batch], jobs: list[_Job]
     ) -> tuple[list[tuple[_Job, Kept | Exception]], log.Place | None]:
         answers: list[tuple[_Job, Kept | Exception]] = []
-        found = self._found(connection, jobs)
+        asked = {"ids": [job.ask.request for job in jobs], "people": list({job.person.name for job in jobs})}
+        found = {(line["person"], line["id"]): line for line in connection.execute(_ASKED, asked).mappings()}
+        sent = {(line.person, line.id) for line in connection.execute(_SENT, asked)}
         new: list[tuple[_Job, int, dict[str, Any]]] = []
         drawn: set[tuple[str, str]] = set()
         for job in jobs:
@@ -335,6 +350,8 @@ class Engine:
             try:
                 if key in found:
                     answers.append((job, self._checked(found[key], job.digest)))
+                elif key in sent:
+                    raise WireError(f"request={job.ask.request!r} is a job; give this question an id of its own")
                 elif key in drawn:
                     raise WireError(f"request={job.ask.request!r} is being answered; ask again")
                 else:
@@ -358,10 +375,6 @@ class Engine:
             connection.execute(_KEEP, lines)
         answers += [(job, Kept(job.release, place)) for (job, _, _), place in zip(new, places, strict=True)]
         return answers, places[-1] if places else None
-
-    def _found(self, connection: sa.Connection, jobs: list[_Job]) -> dict[tuple[str, str], sa.RowMapping]:
-        asked = {"ids": [job.ask.request for job in jobs], "people": list({job.person.name for job in jobs})}
-        return {(line["person"], line["id"]): line for line in connection.execute(_ASKED, asked).mappings()}
 
     def _charged(
         self, connection: sa.Connection, batch: Batch, job: _Job, new: list[tuple[_Job, int, dict[str, Any]]]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -34,7 +33,7 @@ from labeldp.budgets.ids import Charge
 from labeldp.budgets.keys import StoreError
 from labeldp.budgets.store import BudgetStore
 from labeldp.budgets.tables import sa, sealed_line, tampered, whole_line
-from labeldp.core.accountant import epsilon as epsilon_of
+from labeldp.core.accountant import is_infinite
 from labeldp.core.certificate import certify
 from labeldp.core.events import Query, event_from_json
 from labeldp.core.ledger import Budget, Ledger
@@ -84,6 +83,8 @@ class Jobs:
         self._engine, self._folder, self.limits, self.recipes = engine, folder, limits, tasks.JOBS
         self._store, self._lock, self._closing = BudgetStore(engine.database), threading.Lock(), False
         self._running: dict[tuple[str, str], _Running] = {}
+        # What is sent takes room on the owner's disk before anything is paid for.
+        self._arriving = threading.BoundedSemaphore(limits.at_once + 1)
         self._threads: list[threading.Thread] = []
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = folder / "home"
@@ -126,12 +127,14 @@ class Jobs:
             )
         chosen = self._engine.choice(given["dataset"], given["rows"])
         tasks.checked(given["recipe"], given["settings"], chosen.count, self.limits)
-        for event, times in given["charge"]:
-            if not math.isfinite(epsilon_of((Query(_event(event), times),), budget.delta or 1e-12)):
-                raise WireError("the job has no noise and would cost without bound; give it some")
+        # What they cost is computed when the process has found the same: an event of anyone's own may take long.
+        if is_infinite(tuple(Query(_event(event), times) for event, times in given["charge"])):
+            raise WireError("the job has no noise and would cost without bound; give it some")
+        if not self._arriving.acquire(blocking=False):
+            raise BusyError("as many jobs are sent here as are allowed at once; send it later, nothing was charged")
         folder = self._folder / secrets.token_hex(16)
-        folder.mkdir(mode=0o700)
         try:
+            folder.mkdir(mode=0o700)
             question = {name: given[name] for name in ("dataset", "rows", "recipe", "settings", "charge")}
             digest = hashlib.sha256(json.dumps(question, sort_keys=True, allow_nan=False).encode())
             self._write(folder / "sent.safetensors", parts, digest)
@@ -163,6 +166,7 @@ class Jobs:
                 job.settled.result()
             return self.status(person, given["dataset"], given["request"])
         finally:
+            self._arriving.release()
             if self._line(person.name, given["request"], folder.name) is None:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -201,7 +205,7 @@ class Jobs:
         line = self._line(person.name, request)
         assert line is not None
         with self._engine.database.reading() as connection:
-            here = (REQUESTS.c.person == person.name, REQUESTS.c.id == request)
+            here = (REQUESTS.c.person == person.name, REQUESTS.c.id == request, REQUESTS.c.digest == line["digest"])
             kept = connection.execute(sa.select(REQUESTS).where(*here)).mappings().one_or_none()
         if kept is None:
             raise StoreError(f"the job has released nothing: {line['why']}; what it was charged stays charged")

@@ -46,7 +46,7 @@ MOST_TOKEN, MOST_MESSAGE = 1 << 12, 1 << 21
 SLOTS, SLOT_BYTES = 8, 1 << 20
 # Bytes of rows that are copied out of the memory at once.
 _COPIED = 1 << 19
-# Analysts who are connected at once, those of them with memory, and seconds until they have said who they are.
+# Analysts who are connected at once, those of them with memory, and seconds that they have for their first question.
 MOST_LINES, MOST_MEMORIES, HELLO_SECONDS = 256, 32, 10.0
 _HEAD = struct.Struct("<cI")
 # What an analyst takes from the service: a release, and what is said of it.
@@ -64,6 +64,8 @@ class Line:
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
+        # By `time.monotonic`, until when all that is taken must have come; None for no end.
+        self.until: float | None = None
 
     def send(self, kind: bytes, *parts: bytes | memoryview, file: int | None = None) -> None:
         """Send one frame; with an open file, where one is given."""
@@ -89,6 +91,8 @@ class Line:
     def _exactly(self, size: int) -> memoryview:
         content, done = np.empty(size, np.uint8).data, 0
         while done < size:
+            if self.until is not None:
+                self.channel.settimeout(max(1e-3, self.until - time.monotonic()))
             come = self.channel.recv_into(content[done:])
             if not come:
                 raise EOFError
@@ -193,17 +197,18 @@ class Door:
     def _serve(self, line: Line) -> None:
         shared = Shared(self, line)
         try:
-            line.channel.settimeout(HELLO_SECONDS)
+            line.until = time.monotonic() + HELLO_SECONDS
             kind, token = line.take(MOST_TOKEN)
             word = bytes(token).decode("ascii") if kind == b"T" else ""
             kind, message = line.take(MOST_MESSAGE)
+            line.until = None
             line.channel.settimeout(None)
             while kind in (b"A", b"M"):
                 answered, parts = self._answer(word, message, shared if kind == b"M" else None)
                 shared.close()
                 line.send(answered, *parts)
-                if shared.unread:
-                    # Rows that were announced and not read are in the way of the next question.
+                if answered != b"A" or shared.unread:
+                    # Whoever may not ask holds no line; rows that nobody has read are in the way of the next question.
                     break
                 kind, message = line.take(MOST_MESSAGE)
         except (OSError, EOFError, UnicodeDecodeError, WireError):

@@ -105,7 +105,8 @@ class Charges:
 
     def holds(self, query_id: str) -> bool:
         """Return whether the job was paid for."""
-        return bool(self._line.ask(holds=True)["holds"])
+        self.paid = bool(self._line.ask(holds=True)["holds"])
+        return self.paid
 
     def begin(self, query_id: str, number: int, index: int, most: int) -> None:
         """Have it written down that a draw begins; EndDescent where the job is to end."""

@@ -129,3 +129,14 @@ def test_what_has_no_sum_is_composed(event):
     with pytest.raises(BudgetExceededError):
         book.check(Budget(1e-3, 1e-9), ONE_LABEL)
     assert State.empty(ROWS).charged([Charge(event)], "ann", 1, "x").own["ann"].at_most is None
+
+
+def test_plans_of_everybody_stay_plans():
+    """What was chosen after earlier answers is composed by a filter: one plan of all of them would cost less."""
+    book, gauss = Book(Ledger(3)), Charge(GridGaussian(5.0, 2**0.5))
+    for _ in range(3):
+        book = book.charged([gauss])
+    (group,) = book.ledger.groups()
+    assert len(group.plans) == 3
+    at_once = Book(Ledger(3)).charged([gauss] * 3).ledger
+    assert worst_epsilon(book.ledger.groups(), 1e-6) > worst_epsilon(at_once.groups(), 1e-6)

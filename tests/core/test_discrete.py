@@ -115,6 +115,36 @@ def with_ends(draws, channel, reach):
     return np.append(counts, draws.size - inside.size), np.append(channel, max(0.0, 1 - channel.sum()))
 
 
+class PlaceByPlace(SecureRandom):
+    """Draws few coins as many are drawn."""
+
+    few = 0
+
+
+@pytest.mark.parametrize("rate", [Fraction(1, 1000), 0.5, 3.0])
+@pytest.mark.parametrize("size", [1, 7, 300, 512])
+def test_few_coins_are_drawn_as_many_are(rate, size):
+    """Of the same bits the same numbers, up to the one word in 2^32 that needs more."""
+    for seed in range(20):
+        few, many = (source(seed).discrete_laplace(rate, size) for source in (SecureRandom, PlaceByPlace))
+        assert (few == many).all()
+
+
+class LessNoise(SecureRandom):
+    """Planted: in draws of a few, every binary place is 0 a little too often."""
+
+    def narrow_each(self, times, size, bits):
+        words = super().narrow_each(times, size, bits).astype(np.int64)
+        return np.minimum(words * 20 // 19, 2**bits - 1)
+
+
+@pytest.mark.parametrize(("source", "lawful"), [(SecureRandom, True), (LessNoise, False)])
+def test_few_coins_follow_the_law_of_many_and_the_test_can_tell(source, lawful):
+    rate, reach, rng = 0.2, 40, source(1)
+    draws = np.concatenate([rng.discrete_laplace(rate, 500) for _ in range(1000)])
+    assert follows(*with_ends(draws, laplace_law(rate, reach), reach)) == lawful
+
+
 @pytest.mark.parametrize(("rate", "reach"), [(0.5, 40), (0.025, 300), (3.0, 5)])
 def test_discrete_laplace_follows_its_law_and_the_test_can_tell(rate, reach):
     channel = laplace_law(rate, reach)

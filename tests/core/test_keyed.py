@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -90,6 +92,22 @@ def test_a_row_draws_the_same_alone_in_any_order_and_in_any_company(name, ids):
     for part in np.array_split(mixed, [1, 2, 100]):
         assert (drawn(part) == whole[part]).all()
     assert drawn(mixed[:0]).shape == (0, *whole.shape[1:])
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_coins_that_need_more_bits_are_the_same_in_any_company(bits, monkeypatch):
+    """One word of 8 bits in some hundred leaves its coin open, as one of 32 bits in 2^32; it takes the row's next."""
+    key, ids = random.system_key(), np.arange(1000)
+    monkeypatch.setattr(random, "_COIN_BITS", bits)
+    monkeypatch.setattr(random, "coins", partial(random.coins, bits=bits))
+    monkeypatch.setattr(random, "_place_bounds", random._place_bounds.__wrapped__)
+
+    def drawn(rows):
+        return random.geometric(KeyedRandom(key, "r", ids[rows]), Fraction(1, 50), len(rows))
+
+    whole = drawn(np.arange(1000))
+    for size in (1, 100, 400):
+        assert (drawn(np.arange(size)) == whole[:size]).all()
 
 
 def test_the_width_of_a_type_does_not_matter():

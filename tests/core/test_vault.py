@@ -343,3 +343,11 @@ def test_seeds_repeat_and_secure_noise_does_not():
 
     assert responses(SecureRandom(seed=3)) == responses(SecureRandom(seed=3))
     assert responses(None) != responses(None)
+
+
+def test_rows_that_are_changed_after_they_were_planned_are_not_those_that_pay():
+    rows, vault = np.array([0, 1], dtype=np.intp), LabelVault([0, 1, 2, 3], num_classes=4)
+    plan = vault.plan([(PureDP(1.0), 1, rows)])
+    rows[:] = [2, 3]
+    plan.release(RandomizedResponse(1.0, 4), [0, 1])
+    assert vault.ledger.charge(PureDP(1.0), rows=[2, 3]).epsilon(0.0) == 1.0

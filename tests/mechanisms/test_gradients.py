@@ -13,6 +13,7 @@ from labeldp.core.certificate import parse
 from labeldp.core.events import Gaussian, PoissonGaussian
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault, MechanismError
+from labeldp.mechanisms.gradients import per_example
 from labeldp.mechanisms.gradients.layers import cross_entropy, own_generator
 from labeldp.mechanisms.gradients.per_example import clipped_sum, load_parameter_vector, parameter_vector
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound, poisson_batch
@@ -216,6 +217,30 @@ def test_gradients_that_are_not_finite_raise_nothing_and_add_nothing(bad, bound)
         responses[7] = label
         found = LabelVault(responses, CLASSES).release(ask).value
         torch.testing.assert_close(found * ROWS / (ROWS - 1), expected, atol=1e-5, rtol=0)
+
+
+def test_a_sum_takes_the_same_steps_whatever_the_label_of_a_row_whose_gradient_overflows_for_one(monkeypatch):
+    """All was done again where a row was not finite: an analyst who chose the weights read a label off the time."""
+    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False))
+    for layer, weights in zip(model, ([[1e30, 0.0]], [[1e38]], [[3.0], [-3.0]]), strict=True):
+        layer.weight.data = torch.tensor(weights)
+    inputs = torch.tensor([[1e-30, 0.0]] + [[0.0, 1.0]] * 3)
+    done, pieces = [], per_example.pieces
+
+    def counted(*given):
+        done.append(1)
+        return pieces(*given)
+
+    monkeypatch.setattr(per_example, "pieces", counted)
+    steps = []
+    for label in (0, 1):
+        slopes = per_example.gradients(model, cross_entropy, inputs[:1], torch.tensor([label]))
+        assert bool(slopes.isfinite().all()) == (label == 0)
+        done.clear()
+        ask = GradientSum(model, inputs, NormBound(1.0), noise_std=1e-9)
+        assert LabelVault([label, 0, 0, 0], 2).release(ask).value.isfinite().all()
+        steps.append(len(done))
+    assert steps[0] == steps[1]
 
 
 def test_repr_shows_settings_and_no_data():

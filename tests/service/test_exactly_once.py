@@ -1,5 +1,6 @@
 """Exactly once: a query is charged, drawn and kept together or not at all; asked again it costs nothing."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("sqlalchemy", reason="a service keeps its books in a database")
 
 from labeldp.budgets.store import BudgetStore
-from labeldp.core.events import PureDP
+from labeldp.core.events import DiscreteGaussian, PureDP, event_to_json
 from labeldp.core.ledger import Budget, BudgetExceededError
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.moments import Moments
@@ -183,8 +184,6 @@ def test_a_plan_is_charged_as_one_and_each_of_its_queries_is_drawn_once(found):
 
 
 def plan_of(named, *epsilons):
-    from labeldp.core.events import event_to_json
-
     return [{"event": event_to_json(PureDP(epsilon)), "rows": named} for epsilon in epsilons]
 
 
@@ -219,6 +218,21 @@ def test_a_plan_that_does_not_hold_its_first_query_is_charged_nothing(found):
     with pytest.raises(WireError, match="not in the plan"):
         ask(connection, header(named, RESPONSES, plan_id="odd", plan=plan_of(named, 0.1))[0])
     assert charges(found) == 0
+
+
+def test_a_plan_that_takes_minutes_to_compose_is_refused_at_once(found):
+    """A thousand different events took 40 s, in the transaction that everybody waits for."""
+    connection = found.connection()
+    named = bound(connection, ROWS)
+    many = plan_of(named, 0.5) + [
+        {"event": event_to_json(DiscreteGaussian(100 + number / 100, (1, 1))), "rows": named} for number in range(1000)
+    ]
+    begun = time.perf_counter()
+    with pytest.raises(WireError, match="1001 different events"):
+        ask(connection, header(named, RESPONSES, plan_id="long", plan=many)[0])
+    assert time.perf_counter() - begun < 5
+    ask(connection, header(named, RESPONSES, plan_id="equal", plan=plan_of(named, *[0.5] * 20))[0])
+    assert charges(found) == 20
 
 
 def test_ids_are_each_persons_own(found):

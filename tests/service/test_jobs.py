@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -18,16 +19,18 @@ from torch import nn  # noqa: E402
 
 from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
 from labeldp.learning.teachers import ridge_teachers  # noqa: E402
+from labeldp.mechanisms.responses import RandomizedResponse  # noqa: E402
 from labeldp.recipes import labeldp_pro, pate  # noqa: E402
 from labeldp.service import jobs as jobs_module  # noqa: E402
-from labeldp.service import logbook, networks, tasks  # noqa: E402
+from labeldp.service import logbook, networks, tasks, worker  # noqa: E402
 from labeldp.service.audit import problems_of_store  # noqa: E402
 from labeldp.service.client import ServiceError  # noqa: E402
 from labeldp.service.jobs import Jobs  # noqa: E402
 from labeldp.service.limits import Limits  # noqa: E402
 from labeldp.service.source import Source  # noqa: E402
-from labeldp.service.wire import WireError  # noqa: E402
-from tests.service.servicehelp import PLENTY, names, service  # noqa: E402
+from labeldp.service.wire import BusyError, WireError  # noqa: E402
+from tests.service.asking import ask, bound, header  # noqa: E402
+from tests.service.servicehelp import NAME, PLENTY, names, service  # noqa: E402
 
 ROWS, CLASSES, DELTA = 240, 3, 1e-5
 FEATURES = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(1))
@@ -156,8 +159,6 @@ def test_a_service_that_was_stopped_goes_on_with_its_jobs(tmp_path):
 
         found.jobs._store.begin = slow
         given = {"epsilon": 1.0, "delta": DELTA, "steps": 6, "batch_size": 40, "folder": tmp_path / "run"}
-        import threading
-
         ended = []
         client = threading.Thread(target=lambda: ended.append(labeldp_pro.train(network(), FEATURES, remote, **given)))
         client.start()
@@ -243,6 +244,31 @@ def test_a_job_that_is_stopped_gives_the_weights_so_far(tmp_path, by):
 
 
 @pytest.mark.slow
+def test_no_query_is_answered_under_the_id_of_a_job(tmp_path):
+    """It took the place of the job's release, which was lost, and was handed out with the job's certificate."""
+    with running(tmp_path) as found:
+        remote, begin, refused = found.remote(), found.jobs._store.begin, []
+        connection = found.connection()
+        named = bound(connection, ROWS)
+
+        def asking(dataset, plan, number, index, most):
+            begin(dataset, plan, number, index, most)
+            if index == 2:
+                (job,) = found.jobs._running.values()
+                try:
+                    ask(connection, header(named, RandomizedResponse(5.0, 3), request=job.line["id"])[0])
+                except WireError as refusal:
+                    refused.append(str(refusal))
+
+        found.jobs._store.begin = asking
+        train(remote)
+        assert len(refused) == 1
+        assert "is a job; give this question an id of its own" in refused[0]
+        assert kinds(found) == ["job", "release"]
+        assert remote.spent() == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.slow
 def test_what_is_too_much_is_refused_and_costs_nothing(tmp_path):
     with running(tmp_path, grant=Budget(0.5, DELTA), limits=Limits(steps=100, parameters=60, memory=16 << 30)) as found:
         remote = found.remote()
@@ -261,6 +287,55 @@ def test_what_is_too_much_is_refused_and_costs_nothing(tmp_path):
         assert found.remote().spent() == 0
         assert kinds(found) == []
         assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["home"]
+
+
+def test_no_more_is_kept_of_what_is_sent_than_may_run_at_once(tmp_path):
+    """Whoever sent a hundred jobs at once filled the owner's disk with a hundred times the memory of one, unpaid."""
+    with running(tmp_path) as found:
+        task = tasks.of_descent(
+            {"model": network(), "inputs": FEATURES, "delta": DELTA, "batch_size": 40, "bound": None, "denoiser": None,
+             "loss": labeldp_pro.cross_entropy, "optimizer": None, "schedule": None, "radius": None, "average": None,
+             "seed": 0, "precision": None}, 1.0, 6)  # fmt: skip
+        given = {"dataset": NAME, "rows": found.remote()._account.rows, "recipe": task.recipe,
+                 "settings": task.settings, "charge": []}  # fmt: skip
+        more, sent = threading.Event(), []
+
+        def parts():
+            sent.append(1)
+            yield memoryview(b"1")
+            more.wait(20)
+            raise WireError("it ended")
+
+        def send(number):
+            with pytest.raises(WireError, match="it ended"):
+                found.jobs.send(found.access.person("ann"), PLENTY, {**given, "request": f"r{number}"}, parts())
+
+        senders = [threading.Thread(target=send, args=(number,)) for number in range(2)]
+        for each in senders:
+            each.start()
+        while len(sent) < len(senders):
+            time.sleep(0.01)
+        for number in range(10):
+            with pytest.raises(BusyError, match="nothing was charged"):
+                found.jobs.send(found.access.person("ann"), PLENTY, {**given, "request": f"more {number}"}, parts())
+        assert len(list((tmp_path / "jobs").iterdir())) == 3
+        more.set()
+        for each in senders:
+            each.join()
+        assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["home"]
+        send("last")
+
+
+def test_a_process_that_goes_on_knows_that_it_was_paid_for():
+    """From then on errors are told without their words, which a process that began anew still gave away."""
+
+    class Told:
+        def ask(self, **_):
+            return {"holds": True}
+
+    charges = worker.Charges(Told())
+    assert charges.holds("anything")
+    assert charges.paid
 
 
 def test_no_code_is_taken():

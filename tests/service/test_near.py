@@ -1,10 +1,12 @@
 """The socket beside that of gRPC: the same answers and refusals; whatever is sent, no charge without a release."""
 
+import contextlib
 import os
 import secrets
 import socket
 import struct
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ pytest.importorskip("sqlalchemy", reason="a service keeps its books in a databas
 from labeldp.budgets.store import BudgetStore
 from labeldp.core.ledger import BudgetExceededError
 from labeldp.mechanisms.counts import LaplaceNoise
-from labeldp.mechanisms.moments import Moments
+from labeldp.mechanisms.moments import GridSum, Moments
 from labeldp.service import log, logbook, near, wire
 from labeldp.service.audit import problems_of_store
 from labeldp.service.wire import AccessError, WireError
@@ -86,12 +88,73 @@ def test_rows_that_are_not_finite_cost_nothing_that_was_not_kept(found):
     assert charges(found) == (kind == b"A")
 
 
+@pytest.mark.parametrize("rows", [X, X[:-1]], ids=["all", "fewer"])
+def test_a_draw_that_fails_at_the_first_rows_is_charged_whatever_comes_after_them(found, monkeypatch, rows):
+    """It was unpaid where rows were left that it had not read, and what was said told that it had failed."""
+
+    def fails(*_):
+        raise RuntimeError("because of a label")
+
+    monkeypatch.setattr(GridSum, "add", fails)
+    kind, content = asked(found, rows, request="one")
+    assert kind == b"A"
+    assert bytes(wire.unframed(content)[1]) == wire.FAILED
+    assert charges(found) == 1
+
+
+def test_a_draw_that_fails_is_charged_when_its_analyst_hangs_up(found, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("because of a label")
+
+    monkeypatch.setattr(GridSum, "add", fails)
+    line = caller(found)
+    line._line.send(b"M", wire.framed(header(found.named, QUESTION, again=False)[0]))
+    head, files, _, _ = socket.recv_fds(line._line.channel, 5, 1)
+    line._line.take(1000, head)
+    line._line.send(b"R", (100).to_bytes(4, "little"))
+    while line._line.take(1000)[0] != b"C":
+        pass
+    line.close()
+    os.close(files[0])
+    for _ in range(200):
+        if charges(found):
+            break
+        time.sleep(0.05)
+    assert charges(found) == 1
+
+
 def test_a_token_that_does_not_count_is_refused(found):
     line = caller(found, "ldp.000000000000.wrong")
     kind, content = line.ask(wire.framed(header(found.named, QUESTION)[0]))
     line.close()
     assert kind == b"E"
     assert b'"access"' in bytes(content)
+
+
+@pytest.mark.parametrize("bytewise", [False, True], ids=["refused", "bytewise"])
+def test_strangers_hold_no_line(found, monkeypatch, bytewise):
+    """After a refusal a line stayed open for ever, and a byte every ten seconds kept one open before it."""
+    monkeypatch.setattr(near, "HELLO_SECONDS", 1.0)
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(str(near.beside(found.address)))
+        channel.settimeout(10)
+        begun = time.monotonic()
+        frame = struct.pack("<cI", b"T", 100)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if bytewise:
+                for place in range(80):
+                    channel.sendall((frame + bytes(80))[place : place + 1])
+                    time.sleep(0.1)
+            else:
+                channel.sendall(struct.pack("<cI", b"T", 3) + b"bad" + struct.pack("<cI", b"A", 2) + b"{}")
+            while channel.recv(1 << 10):
+                pass
+        assert time.monotonic() - begun < 6
+    for _ in range(100):
+        if not found.server._door._lines:
+            break
+        time.sleep(0.05)
+    assert not found.server._door._lines
 
 
 def test_refusals_are_the_errors_of_grpc(found):

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
 
 from labeldp.mechanisms.gradients.layers import (
-    DIRECT,
     Columns,
     Loss,
     Parameters,
@@ -32,7 +31,6 @@ from labeldp.mechanisms.gradients.layers import (
     table,
 )
 from labeldp.mechanisms.gradients.plans import plan_for, rows_at_once
-from labeldp.mechanisms.gradients.terms import Table
 
 # One tensor, or one per argument of the model; the first dimension counts rows.
 Inputs = Tensor | tuple[Tensor, ...]
@@ -195,13 +193,6 @@ def bounded_sum(
     total = zeros(model)
     for rows, found in _chunks(model, loss, inputs, every, chunk):
         bounded(total, found, factors, choice[rows], model)
-    # A gradient that is not finite has the factor zero, but zero times infinity is not a number. Rare, and found by
-    # one query at the sum (the only wait for the device); then everything is done again with such entries removed.
-    # Entries are bounded, far too small for their sum to overflow.
-    if not math.isfinite(float(total.sum())):
-        total = zeros(model)
-        for rows, found in _chunks(model, loss, inputs, every, chunk, direct=True):
-            bounded(total, found, factors, choice[rows], model, clean=True)
     return total
 
 
@@ -218,10 +209,12 @@ def bounded(
     factors: Factors,
     choice: Tensor,
     model: nn.Module,
-    clean: bool = False,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Add Σ_i f_i g_i to a total, (P,) in float64, from rows' candidates; `weights` (0 or 1) leave rows out."""
+    """Add Σ_i f_i g_i to a total, (P,) in float64, from rows' candidates; `weights` (0 or 1) leave rows out.
+
+    A row that is not finite has the factor 0, and adds nothing.
+    """
     with full_precision():
         every = [piece.term.measured() for piece in found]
         gram, errors = (reduce(torch.add, each) for each in zip(*every, strict=True))
@@ -231,7 +224,6 @@ def bounded(
         places = dict(zip(parameters, total.split([value.numel() for value in parameters.values()]), strict=True))
         for piece in found:
             term = piece.term if gram.shape[1] == 1 else piece.term.pick(choice)
-            term = Table(term.table().nan_to_num(0.0, 0.0, 0.0)) if clean else term
             places[piece.name].add_(piece.arranged(term.weighted(scale)))
         return total
 
@@ -254,7 +246,7 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
 
 
 def _chunks(
-    model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, chunk: int | None, direct: bool = False
+    model: nn.Module, loss: Loss, inputs: Inputs, labels: Tensor, chunk: int | None
 ) -> Iterator[tuple[slice, list[Piece]]]:
     """Yield the gradients of consecutive rows under the labels (b, k), as terms, with the rows they belong to."""
     refuse_batch_norm(model)
@@ -262,7 +254,6 @@ def _chunks(
     if len(labels) == 0 or not parameters:
         return
     plan = plan_for(model, loss, columns, parameters)
-    plan = DIRECT if direct and not plan.alone else plan
     # Equal chunks of at most as many rows as fit.
     most = rows_at_once(plan, parameters, labels.shape[1])
     step = chunk or math.ceil(len(labels) / math.ceil(len(labels) / most))

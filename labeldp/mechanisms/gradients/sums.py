@@ -266,7 +266,7 @@ class GradientSum:
         with isolated(self.model, self.precision, rng):
             noise = rounded_on(device_of(self.model), self.size, self.noise_std / self.step, rng)
             total = self.total(labels, rows)
-            # In this order a device makes noise while it is not yet known whether its sum is finite.
+            # In this order a device makes noise while its host waits for nothing.
             drawn = noise()
             value = with_noise(total(), self.step, drawn).div_(self.expected_batch).to(kind_of(self.model))
         return NoisyGradient(value, self.noise_std / self.expected_batch, self.expected_batch)
@@ -297,12 +297,10 @@ class GradientSum:
         if self not in _replays:
             _replays[self] = ReplayedSum(self.model, self.loss, self.bound.factors, candidates)
         found = _replays[self](batch, truth) if self.chunk is None else None
-        recorded = None if found is None else (found, found.sum())
 
         def finish() -> Tensor:
-            # As in `bounded_sum`: what is not finite is done again, with such entries removed.
-            if recorded is not None and math.isfinite(float(recorded[1])):
-                return recorded[0]
+            if found is not None:
+                return found
             return bounded_sum(
                 self.model, self.loss, batch, truth, self.bound.factors, num_classes=candidates, chunk=self.chunk
             )

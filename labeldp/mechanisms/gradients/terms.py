@@ -44,7 +44,7 @@ class Term(Protocol):
         ...
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Return Σ_i factors[i] · t_i of a term with one candidate, (p,) in float64."""
+        """Return Σ_i factors[i] · t_i of a term with one candidate, (p,) in float64; a factor 0 stands for no row."""
         ...
 
     def table(self) -> Tensor:
@@ -72,7 +72,7 @@ class Table:
         wide = _wide(factors)
         # Copies in float64 that stay in a processor's cache, and in a device's memory.
         step = max(4, (1 << (26 if self.values.is_cuda else 18)) // max(1, self.values.shape[-1]))
-        return _added(lambda rows: wide[rows] @ _wide(self.values[rows, 0]), len(wide), step)
+        return _added(lambda rows: wide[rows] @ _counted(self.values[rows, 0], wide[rows]), len(wide), step)
 
     def table(self) -> Tensor:
         """Return it as it is."""
@@ -111,8 +111,9 @@ class Product:
         """Scale `right`, then multiply matrices over rows and places, block of rows by block of rows."""
 
         def part(rows: slice) -> Tensor:
-            scaled = _wide(self.right[rows, 0]) * _wide(factors[rows])[:, None, None]
-            return scaled.flatten(0, 1).mT @ _wide(self.left[rows]).flatten(0, 1)
+            wide = _wide(factors[rows])
+            scaled = _counted(self.right[rows, 0], wide) * wide[:, None, None]
+            return scaled.flatten(0, 1).mT @ _counted(self.left[rows], wide).flatten(0, 1)
 
         rows, places, _ = self.left.shape
         return _added(part, rows, _BLOCK_TERMS // places)
@@ -150,7 +151,8 @@ class Lookup:
         """Add the scaled gradients to the entries, block of rows by block of rows."""
 
         def part(rows: slice) -> Tensor:
-            scaled = _wide(self.right[rows, 0]) * _wide(factors[rows])[:, None, None]
+            wide = _wide(factors[rows])
+            scaled = _counted(self.right[rows, 0], wide) * wide[:, None, None]
             empty = scaled.new_zeros(self.entries, scaled.shape[-1])
             return empty.index_add_(0, self.index[rows].flatten(), scaled.flatten(0, 1))
 
@@ -235,3 +237,11 @@ def picked(values: Tensor, choice: Tensor) -> Tensor:
 
 def _wide(values: Tensor) -> Tensor:
     return values.to(torch.float64)
+
+
+def _counted(values: Tensor, factors: Tensor) -> Tensor:
+    """Return values in float64, zero in rows whose factor is zero: zero times what is not finite would be no number.
+
+    Always, and not only where it is needed: how long a sum takes must not tell whether a row was finite.
+    """
+    return torch.where((factors != 0).view(-1, *[1] * (values.dim() - 1)), _wide(values), 0.0)
