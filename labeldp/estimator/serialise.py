@@ -7,7 +7,7 @@ they fit TOML and JSON; arrays have names, so that they fit safetensors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from labeldp.learning.learners import Kernel, Trees
 from labeldp.learning.train import predict
 from labeldp.learning.trees import Forest
 from labeldp.learning.tuning import Basis
+from labeldp.learning.weighed import Weighed
 from labeldp.models.zoo import FeatureNet
 from labeldp.recipes.boosting import Boosted
 from labeldp.recipes.distil import LinearStudent
@@ -110,24 +111,43 @@ class HeadPredictor:
 
 @dataclass(frozen=True, eq=False)
 class LiftedPredictor:
-    """The head of a moment of features and their cosines."""
+    """The head of a moment of features and their cosines, or what its columns say once they are weighed."""
 
     lift: Cosines
     head: HeadPredictor
+    weighed: Weighed | None = None
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Return t·Wφ."""
-        return torch.cat([self.head.logits(self.lift(part)) for part in rows.to(self.lift.turn).split(8192)])
+        """Return t·Wφ, or the scores of the kernel."""
+        return torch.cat([self._of_part(part) for part in rows.to(self.lift.turn).split(8192)])
+
+    def _of_part(self, rows: Tensor) -> Tensor:
+        lifted = self.lift(rows)
+        return self.head.logits(lifted) if self.weighed is None else self.weighed.logits(rows, self.head.basis(lifted))
 
     def logits_of_coded(self, rows: Coded) -> Tensor:
-        """Return the same, sooner and without all features at once."""
-        return self.head.logits_of_coded(LiftedRows(rows, self.lift))
+        """Return the same without all features at once; of a head alone, sooner, too."""
+        if self.weighed is None:
+            return self.head.logits_of_coded(LiftedRows(rows, self.lift))
+        numbers = torch.arange(len(rows)).split(8192)
+        return torch.cat([self._of_part(rows.take(some).features()) for some in numbers])
 
     def parts(self) -> tuple[Config, Arrays]:
-        """Return those of the head and the cosines'."""
+        """Return those of the head, the cosines' and the kernel's."""
         config, arrays = self.head.parts()
-        cosines = {"cosines.turn": _numpy(self.lift.turn), "cosines.phases": _numpy(self.lift.phases)}
-        return {**config, "kind": "lifted", "plain": self.lift.plain, "waves": self.lift.waves}, {**arrays, **cosines}
+        arrays |= {"cosines.turn": _numpy(self.lift.turn), "cosines.phases": _numpy(self.lift.phases)}
+        kind = "lifted"
+        if self.weighed is not None:
+            kind, arrays = "weighed", arrays | {f"weighed.{k}": _numpy(v) for k, v in vars(self.weighed).items()}
+        return {**config, "kind": kind, "plain": self.lift.plain, "waves": self.lift.waves}, arrays
+
+    @classmethod
+    def of(cls, config: Config, arrays: Arrays, device: torch.device) -> LiftedPredictor:
+        """Return the head of these parts."""
+        turn, phases = (_tensor(arrays, f"cosines.{name}", device) for name in ("turn", "phases"))
+        lift, names = Cosines(turn, phases, config["plain"], config["waves"]), [one.name for one in fields(Weighed)]
+        kernel = {name: _tensor(arrays, f"weighed.{name}", device) for name in names if config["kind"] == "weighed"}
+        return cls(lift, HeadPredictor.of(config, arrays, device), Weighed(**kernel) if kernel else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +250,7 @@ def predictor_of(found: Any, own: bool) -> Predictor:
     if isinstance(found, Decided):
         found = found.found
     if isinstance(found, Lifted):
-        return LiftedPredictor(found.lift, HeadPredictor(found.shot.tuning.basis, found.shot.weight))
+        return LiftedPredictor(found.lift, HeadPredictor(found.shot.tuning.basis, found.shot.weight), found.weighed)
     if isinstance(found, Taught):
         return TaughtPredictor(found)
     if isinstance(found, Boosted):
@@ -248,10 +268,8 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
     match config["kind"]:
         case "head":
             return HeadPredictor.of(config, arrays, device)
-        case "lifted":
-            turn, phases = (_tensor(arrays, f"cosines.{name}", device) for name in ("turn", "phases"))
-            lift = Cosines(turn, phases, config["plain"], config["waves"])
-            return LiftedPredictor(lift, HeadPredictor.of(config, arrays, device))
+        case "lifted" | "weighed":
+            return LiftedPredictor.of(config, arrays, device)
         case "head and student":
             weight, bias = (_tensor(arrays, f"student.{name}", device) for name in ("weight", "bias"))
             return StudentPredictor(HeadPredictor.of(config, arrays, device), weight, bias, config["share"])
