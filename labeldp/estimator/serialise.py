@@ -21,7 +21,7 @@ from labeldp.features.kernels import Cosines, LiftedRows, Streamed
 from labeldp.features.patches import PatchMap
 from labeldp.features.sparse import ProjectedMap
 from labeldp.features.tables import TableMap
-from labeldp.features.text import TableAndTextMap, TextMap
+from labeldp.features.text import Encode, EncodedMap, TableAndTextMap, TextMap
 from labeldp.learning.learners import Kernel, Trees
 from labeldp.learning.train import predict
 from labeldp.learning.trees import Forest
@@ -315,7 +315,11 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
             config, arrays = {"kind": "raw", "unit": found.unit}, {}
         case ProjectedMap():
             config, arrays = _projected_parts(found, "map")
-        case TableAndTextMap():
+        case TableAndTextMap(text=EncodedMap() as text):
+            config, arrays = _table_parts(found.table)
+            config |= {"kind": "table and encoder", "factors": list(text.factors)}
+            arrays |= {"encoder.probes": text.probes} | {f"encoder.{i}.mean": mean for i, mean in enumerate(text.means)}
+        case TableAndTextMap(text=TextMap()):
             config, arrays = _table_parts(found.table)
             columns = [_projected_parts(one, f"text.{i}") for i, one in enumerate(found.text.maps)]
             config |= {"kind": "table and text", "text": [part for part, _ in columns]}
@@ -333,8 +337,8 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
     return {**config, "scaled": found.scaling is not None}, arrays
 
 
-def map_from_parts(config: Config, arrays: Arrays, device: torch.device) -> FeatureMap:
-    """Return the map again, on this device."""
+def map_from_parts(config: Config, arrays: Arrays, device: torch.device, encoder: Encode | None = None) -> FeatureMap:
+    """Return the map again, on this device; an encoder of the user's, which no file can hold, has to be given again."""
     scaling = None
     if config["scaled"]:
         basis = _tensor(arrays, "scaling.basis", device) if "scaling.basis" in arrays else None
@@ -353,7 +357,27 @@ def map_from_parts(config: Config, arrays: Arrays, device: torch.device) -> Feat
             maps = tuple(_projected_of(one, arrays, f"text.{i}", device) for i, one in enumerate(config["text"]))
             idf = tuple(arrays[f"text.{i}.idf"] for i in range(len(maps)))
             return TableAndTextMap(_table_of(config, arrays, None, device), TextMap(idf, maps))
+        case "table and encoder":
+            return TableAndTextMap(
+                _table_of(config, arrays, None, device), _encoded_of(config, arrays, device, encoder)
+            )
     raise PartsError(f"features of kind {config['kind']!r} are not known; use the version that wrote them")
+
+
+def _encoded_of(config: Config, arrays: Arrays, device: torch.device, encoder: Encode | None) -> EncodedMap:
+    if encoder is None:
+        raise PartsError(
+            "the model reads text by a sentence encoder of yours, which is not kept; give it again, in Python: "
+            "labeldp.load(folder, encoder=...)"
+        )
+    means = tuple(arrays[f"encoder.{place}.mean"] for place in range(len(config["factors"])))
+    found = EncodedMap(means, tuple(config["factors"]), arrays["encoder.probes"], encoder, device)
+    if not found.knows(encoder):
+        raise PartsError(
+            "encoder gives other numbers for a sentence than the one that the model was fitted with; give the same "
+            "encoder, with the same weights"
+        )
+    return found
 
 
 def _projected_parts(found: ProjectedMap, name: str) -> tuple[Config, Arrays]:

@@ -266,7 +266,8 @@ _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # Rows up to which cosines and learners were tried, and fit in memory without a thought.
 _MOST_ROWS = 100_000
 # Rows from which methods were compared, and nε/K up to which cosines cost more than they tell; clean labels per class
-# from which responses were ahead at ε = 1, and how fast that falls with ε, below 1 and above (benchmarks/development.py).
+# from which responses were ahead at ε = 1, and how fast that falls with ε, below 1 and above: settled on the tables of
+# benchmarks/development.py.
 _LEAST_ROWS, _FEW_DIRECTIONS, _PER_CLASS, _FALLING, _FALLING_ABOVE = 1000, 30.0, 120.0, 3.3, 0.5
 # Of a pilot: rows and clean labels in their responses from which it pays, and the share of one in a response from which
 # responses are taken anyway.
