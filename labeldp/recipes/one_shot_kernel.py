@@ -1,7 +1,8 @@
 """The one-shot moment on features that see interactions: random cosines of the columns beside the columns.
 
 As `one_shot`, but for the features: `labeldp.features.kernels` puts D random cosines beside them, so that a linear head
-on one noisy moment learns what columns say together.
+on one noisy moment learns what columns say together. From the same release `labeldp.learning.weighed` then learns which
+columns matter, where that is likelier than not.
 """
 
 from __future__ import annotations
