@@ -145,12 +145,21 @@ def estimator(data: Data, method: str, epsilon: float, seed: int) -> Outcome:
     return Outcome(predicted, model.certificate_, {"chosen": model.method_, "evidence": model.evidence_})
 
 
-def taken(data: Data, run: Run) -> str:
+@lru_cache(maxsize=1)
+def encoded(
+    name: str, seed: int, rows: int, modeldata: str | None
+) -> tuple[LabelDPClassifier, LabelVault, torch.Tensor]:
+    """Return an estimator that has seen the rows' features, their labels, and what heads see."""
+    data = split(name, seed, rows, modeldata)
+    model = LabelDPClassifier(1.0, classes=list(range(data.classes)), random_state=seed)
+    seen, _ = model._fit_features(model._read(data.x, reset=True), seed)
+    return model, LabelVault(data.y, data.classes), seen
+
+
+def taken(run: Run, modeldata: str | None) -> str:
     """Return the method that `auto` takes: by public numbers, so that no label is asked."""
-    model = LabelDPClassifier(run.epsilon, classes=list(range(data.classes)), random_state=run.seed)
-    seen, _ = model._fit_features(model._read(data.x, reset=True), run.seed)
-    delta = min(1e-5, 0.1 / len(data.x))
-    return model._choose(LabelVault(data.y, data.classes), seen, run.epsilon, delta)[1]
+    model, vault, seen = encoded(run.dataset, run.seed, run.settings["rows"], modeldata)
+    return model._choose(vault, seen, run.epsilon, min(1e-5, 0.1 / len(vault)))[1]
 
 
 def usual(data: Data, learner: str, labels: np.ndarray, seed: int) -> np.ndarray:
@@ -222,7 +231,7 @@ def same_runs(runs: list[Run], lines: list[records.Record], modeldata: str | Non
     """Return lines of auto that are those of the methods that it takes, where these have run."""
     made, found = [], {(line["dataset"], records.asked(line), line["seed"], line["method"]): line for line in lines}
     for run in records.missing([run for run in runs if run.method == "auto"], lines):
-        method = taken(split(run.dataset, run.seed, run.settings["rows"], modeldata), run)
+        method = taken(run, modeldata)
         line = found.get((run.dataset, run.epsilon, run.seed, method))
         if line is not None:
             made.append({**line, "method": "auto", "settings": run.settings, "chosen": method, "run": f"of {method}"})
