@@ -319,12 +319,12 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
             config, arrays = _table_parts(found.table)
             config |= {"kind": "table and encoder", "factors": list(text.factors)}
             arrays |= {"encoder.probes": text.probes} | {f"encoder.{i}.mean": mean for i, mean in enumerate(text.means)}
-        case TableAndTextMap(text=TextMap()):
+        case TableAndTextMap(text=TextMap() as prose):
             config, arrays = _table_parts(found.table)
-            columns = [_projected_parts(one, f"text.{i}") for i, one in enumerate(found.text.maps)]
+            columns = [_projected_parts(one, f"text.{i}") for i, one in enumerate(prose.maps)]
             config |= {"kind": "table and text", "text": [part for part, _ in columns]}
             arrays |= {name: array for _, part in columns for name, array in part.items()}
-            arrays |= {f"text.{i}.idf": idf for i, idf in enumerate(found.text.idf)}
+            arrays |= {f"text.{i}.idf": idf for i, idf in enumerate(prose.idf)}
         case _:
             raise PartsError(
                 f"a {type(found).__name__} cannot be taken apart; tables, patches and plain features can: "
