@@ -1,6 +1,8 @@
 """Accuracy on tables at ε = 0.1 to 4: what `auto` is worth beside each of its methods and what else one could do.
 
-    auto                LabelDPClassifier(epsilon), nothing else set; "chosen" in its lines is the method it took
+    auto                LabelDPClassifier(epsilon), nothing else set; "chosen" in its lines is the method it took. With
+                        --same-runs it is not run: its line is that of the method it takes, which is the same call. What
+                        auto is behind is then what it chose wrongly, without the luck of two draws of one method
     one_shot, one_shot+kernel, rr+learner, boosting
                         LabelDPClassifier(epsilon, method=…)
     rr, then boosting   randomized response (ours), then scikit-learn's HistGradientBoostingClassifier
@@ -143,6 +145,23 @@ def estimator(data: Data, method: str, epsilon: float, seed: int) -> Outcome:
     return Outcome(predicted, model.certificate_, {"chosen": model.method_, "evidence": model.evidence_})
 
 
+@lru_cache(maxsize=1)
+def encoded(
+    name: str, seed: int, rows: int, modeldata: str | None
+) -> tuple[LabelDPClassifier, LabelVault, torch.Tensor]:
+    """Return an estimator that has seen the rows' features, their labels, and what heads see."""
+    data = split(name, seed, rows, modeldata)
+    model = LabelDPClassifier(1.0, classes=list(range(data.classes)), random_state=seed)
+    seen, _ = model._fit_features(model._read(data.x, reset=True), seed)
+    return model, LabelVault(data.y, data.classes), seen
+
+
+def taken(run: Run, modeldata: str | None) -> str:
+    """Return the method that `auto` takes: by public numbers, so that no label is asked."""
+    model, vault, seen = encoded(run.dataset, run.seed, run.settings["rows"], modeldata)
+    return model._choose(vault, seen, run.epsilon, min(1e-5, 0.1 / len(vault)))[1]
+
+
 def usual(data: Data, learner: str, labels: np.ndarray, seed: int) -> np.ndarray:
     """Fit what one would without us; return classes of the test rows."""
     if learner == "boosting":
@@ -208,16 +227,29 @@ def all_runs(options: argparse.Namespace, tables: list[str]) -> list[Run]:
     return runs
 
 
+def same_runs(runs: list[Run], lines: list[records.Record], modeldata: str | None) -> list[records.Record]:
+    """Return lines of auto that are those of the methods that it takes, where these have run."""
+    made, found = [], {(line["dataset"], records.asked(line), line["seed"], line["method"]): line for line in lines}
+    for run in records.missing([run for run in runs if run.method == "auto"], lines):
+        method = taken(run, modeldata)
+        line = found.get((run.dataset, run.epsilon, run.seed, method))
+        if line is not None:
+            made.append({**line, "method": "auto", "settings": run.settings, "chosen": method, "run": f"of {method}"})
+    return made
+
+
 def summary(lines: list[records.Record]) -> str:
     """Return accuracy per cell (mean over seeds), regret of auto, means of contestants, and seconds of auto."""
     found: Any = pd.DataFrame(lines).assign(epsilon=[records.asked(line) for line in lines])
     cells = found.pivot_table(index=["dataset", "epsilon"], columns="method", values="value", sort=False)
     cells = cells.reindex(columns=[name for name in CONTESTANTS if name in cells])
     private, auto = cells[~np.isinf(cells.index.get_level_values("epsilon"))].dropna(axis=1, how="all"), "auto"
-    taken = found[found["method"] == auto].groupby(["dataset", "epsilon"])
-    chosen = taken["chosen"].agg(lambda methods: ", ".join(sorted(set(methods)))).rename("auto took")
+    if auto not in private:
+        return f"Accuracy in per cent, seeds: {found['seed'].nunique()}\n\n{cells.round(1).to_string(na_rep='–')}"
+    by_choice = found[found["method"] == auto].groupby(["dataset", "epsilon"])
+    chosen = by_choice["chosen"].agg(lambda methods: ", ".join(sorted(set(methods)))).rename("auto took")
     regret = (private.max(axis=1) - private[auto]).rename("regret")
-    of_epsilon = [group.groupby("epsilon") for group in (regret, private, taken["seconds"].mean())]
+    of_epsilon = [group.groupby("epsilon") for group in (regret, private, by_choice["seconds"].mean())]
     worst = of_epsilon[0].agg(lambda cell: f"{cell.max():.1f} ({cell.idxmax()[0]})")
     behind = pd.DataFrame({
         "mean regret": of_epsilon[0].mean().round(2), "worst": worst, "seconds of auto": of_epsilon[2].mean().round(1),
@@ -242,6 +274,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many, from 0 on")
     parser.add_argument("--rows", type=int, default=12_000, help="most rows of a table")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
+    parser.add_argument("--same-runs", action="store_true", help="lines of auto are those of the methods it takes")
     parser.add_argument("--modeldata", metavar="FOLDER", help="wa_churn.csv, credit_data.csv and hpc_data.csv")
     options = parser.parse_args()
     wanted = development.TABLES if options.tables == "development" else options.tables.split(",")
@@ -256,10 +289,11 @@ def main() -> None:
         except FileNotFoundError as error:
             print(f"{name} is left out: {error}")
     runs, skipped = all_runs(options, tables), set()
+    to_run = [run for run in runs if not (options.same_runs and run.method == "auto")]
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as workers:
         asked = {
             workers.submit(measured, run, options.modeldata): run
-            for run in records.missing(runs, records.read(options.out))
+            for run in records.missing(to_run, records.read(options.out))
         }
         for done in as_completed(asked):
             run = asked[done]
@@ -272,6 +306,9 @@ def main() -> None:
                 continue
             records.append(options.out, line)
             print(f"{run.dataset} / {run.name}: {line['value']:.1f}, {line['seconds']:.1f} s", flush=True)
+    if options.same_runs:
+        for line in same_runs(runs, records.read(options.out), options.modeldata):
+            records.append(options.out, line)
     lines = records.read(options.out)
     print(summary([line for line in lines if any(records.of_setting([line], run) for run in runs)]))
 

@@ -22,7 +22,7 @@ _TEXT, _MOST_TEXT = 128, 512
 
 
 @click.command()
-@click.argument("table", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.argument("table", required=False, type=click.Path(exists=True, allow_dash=True))
 @click.option("--rows", type=click.IntRange(1), help="How many labels there are.  [with a table: counted]")
 @click.option("--classes", help="How many classes the label can take, or their names, comma-separated.")
 @click.option("--regression", is_flag=True, help="The labels are numbers, not classes.")

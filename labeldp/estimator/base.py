@@ -50,7 +50,7 @@ from labeldp.features.extract import Extractor, FeatureMap, features_of, sample_
 from labeldp.features.patches import Patches
 from labeldp.features.sparse import Projected
 from labeldp.features.tables import Table, TableMap
-from labeldp.features.text import TableAndText, TableAndTextMap, Text
+from labeldp.features.text import Encode, Encoded, TableAndText, TableAndTextMap, Text
 from labeldp.learning.progress import Progress, listening
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
@@ -100,6 +100,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     learner: Any = None
     settings: dict[str, Any] | None
     features: Extractor | None
+    encoder: Encode | None
     holdout: Any
     store: Any
     dataset: str | None
@@ -464,7 +465,13 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if issparse(inputs):
             usual = Projected(seed=seed)
         elif self._layout is not None and self._layout.prose:
-            usual = TableAndText(Table(**_TABLE, seed=seed), Text(seed=seed))
+            text = Text(seed=seed) if self.encoder is None else Encoded(self.encoder)
+            usual = TableAndText(Table(**_TABLE, seed=seed), text)
+        if self.encoder is not None and not isinstance(usual, TableAndText):
+            raise ValueError(
+                "encoder is for columns of prose, and X has none: more than 64 values of three words or more on "
+                "average; leave encoder out, or give its outputs as columns of numbers"
+            )
         self._as_given = self.model is not None and self.features is None and self._layout is not None
         extractor = usual if self.features is None else self.features
         self._map = extractor.fit(inputs, None if self.device is None else torch.device(self.device))
@@ -553,7 +560,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
     @classmethod
     def from_parts(
         cls, config: Config, arrays: Arrays, *, model: nn.Module | None = None, certificate: Certificate | None = None,
-        device: Any = None,
+        device: Any = None, encoder: Encode | None = None,
     ) -> Any:  # fmt: skip
         """Return the estimator that `to_parts` took apart, ready to predict.
 
@@ -561,6 +568,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             model: a network like the one that was given to the estimator, if one was; its weights are replaced.
             certificate: becomes `certificate_`.
             device: where to compute; the CPU when None.
+            encoder: the sentence encoder that was given to the estimator, if one was.
         """
         if config.get("format") != serialise.FORMAT or config.get("kind") != cls._kind:
             raise serialise.PartsError(
@@ -575,8 +583,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
         prose = tuple(config.get("prose", ()))
         made._layout = Layout(tuple(config["numeric"]), prose) if "numeric" in config else None
         made._as_given, made._rows = bool(config.get("as_given", False)), int(config.get("rows", 0))
-        made._map = serialise.map_from_parts(config["map"], arrays, place)
+        made._map = serialise.map_from_parts(config["map"], arrays, place, encoder)
         made._predictor = serialise.predictor_from_parts(config["predictor"], arrays, model, place)
+        made.encoder = encoder
         if certificate is not None:
             made.certificate_ = certificate
         return made

@@ -21,6 +21,7 @@ from labeldp.estimator.base import LabelDPEstimator
 from labeldp.estimator.serialise import plain
 from labeldp.estimator.weights import log_weights
 from labeldp.features.extract import Extractor
+from labeldp.features.text import Encode
 from labeldp.learning.progress import Report
 from labeldp.recipes.catalogue import AUTO
 from labeldp.recipes.holdout import released, score_query
@@ -48,6 +49,9 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
             are corrected; of tables it sees numbers at variance 1 and categories one-hot.
         settings: for the recipe; what it does not know goes to the training loop (`labeldp.learning.train.fit`).
         features: a `labeldp.features.extract` extractor; None for one that suits tables or images.
+        encoder: a sentence encoder of yours for columns of prose, from a list of texts to one row of numbers for each,
+            say `SentenceTransformer(folder).encode`; None for words weighted by tf-idf. It is not saved with the model,
+            and `labeldp.load` takes it again.
         holdout: rows set aside to measure the model with, whose labels pay for that only: a share, or a number of rows;
             0 for none. None for a tenth, at most 20,000 and none below 1,000 rows, or where users or a store make
             several rows pay together.
@@ -85,6 +89,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         learner: Any = None,
         settings: dict[str, Any] | None = None,
         features: Extractor | None = None,
+        encoder: Encode | None = None,
         holdout: float | None = None,
         store: Any = None,
         dataset: str | None = None,
@@ -103,6 +108,7 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         self.learner = learner
         self.settings = settings
         self.features = features
+        self.encoder = encoder
         self.holdout = holdout
         self.store = store
         self.dataset = dataset

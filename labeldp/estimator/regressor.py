@@ -18,6 +18,7 @@ from labeldp.data.door import LEVELS, open_labels, seal_numbers
 from labeldp.estimator import spending
 from labeldp.estimator.base import LabelDPEstimator
 from labeldp.features.extract import Extractor
+from labeldp.features.text import Encode
 from labeldp.learning.progress import Report
 from labeldp.mechanisms.values import ValueVault
 from labeldp.recipes.catalogue import AUTO, BY_KEY
@@ -55,6 +56,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         model: nn.Module | None = None,
         settings: dict[str, Any] | None = None,
         features: Extractor | None = None,
+        encoder: Encode | None = None,
         holdout: float | None = None,
         store: Any = None,
         dataset: str | None = None,
@@ -71,6 +73,7 @@ class LabelDPRegressor(RegressorMixin, LabelDPEstimator):
         self.model = model
         self.settings = settings
         self.features = features
+        self.encoder = encoder
         self.holdout = holdout
         self.store = store
         self.dataset = dataset

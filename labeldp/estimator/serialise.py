@@ -7,7 +7,7 @@ they fit TOML and JSON; arrays have names, so that they fit safetensors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,11 +21,12 @@ from labeldp.features.kernels import Cosines, LiftedRows, Streamed
 from labeldp.features.patches import PatchMap
 from labeldp.features.sparse import ProjectedMap
 from labeldp.features.tables import TableMap
-from labeldp.features.text import TableAndTextMap, TextMap
+from labeldp.features.text import Encode, EncodedMap, TableAndTextMap, TextMap
 from labeldp.learning.learners import Kernel, Trees
 from labeldp.learning.train import predict
 from labeldp.learning.trees import Forest
 from labeldp.learning.tuning import Basis
+from labeldp.learning.weighed import Weighed
 from labeldp.models.zoo import FeatureNet
 from labeldp.recipes.boosting import Boosted
 from labeldp.recipes.distil import LinearStudent
@@ -110,24 +111,43 @@ class HeadPredictor:
 
 @dataclass(frozen=True, eq=False)
 class LiftedPredictor:
-    """The head of a moment of features and their cosines."""
+    """The head of a moment of features and their cosines, or what its columns say once they are weighed."""
 
     lift: Cosines
     head: HeadPredictor
+    weighed: Weighed | None = None
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Return t·Wφ."""
-        return torch.cat([self.head.logits(self.lift(part)) for part in rows.to(self.lift.turn).split(8192)])
+        """Return t·Wφ, or the scores of the kernel."""
+        return torch.cat([self._of_part(part) for part in rows.to(self.lift.turn).split(8192)])
+
+    def _of_part(self, rows: Tensor) -> Tensor:
+        lifted = self.lift(rows)
+        return self.head.logits(lifted) if self.weighed is None else self.weighed.logits(rows, self.head.basis(lifted))
 
     def logits_of_coded(self, rows: Coded) -> Tensor:
-        """Return the same, sooner and without all features at once."""
-        return self.head.logits_of_coded(LiftedRows(rows, self.lift))
+        """Return the same without all features at once; of a head alone, sooner, too."""
+        if self.weighed is None:
+            return self.head.logits_of_coded(LiftedRows(rows, self.lift))
+        numbers = torch.arange(len(rows)).split(8192)
+        return torch.cat([self._of_part(rows.take(some).features()) for some in numbers])
 
     def parts(self) -> tuple[Config, Arrays]:
-        """Return those of the head and the cosines'."""
+        """Return those of the head, the cosines' and the kernel's."""
         config, arrays = self.head.parts()
-        cosines = {"cosines.turn": _numpy(self.lift.turn), "cosines.phases": _numpy(self.lift.phases)}
-        return {**config, "kind": "lifted", "plain": self.lift.plain, "waves": self.lift.waves}, {**arrays, **cosines}
+        arrays |= {"cosines.turn": _numpy(self.lift.turn), "cosines.phases": _numpy(self.lift.phases)}
+        kind = "lifted"
+        if self.weighed is not None:
+            kind, arrays = "weighed", arrays | {f"weighed.{k}": _numpy(v) for k, v in vars(self.weighed).items()}
+        return {**config, "kind": kind, "plain": self.lift.plain, "waves": self.lift.waves}, arrays
+
+    @classmethod
+    def of(cls, config: Config, arrays: Arrays, device: torch.device) -> LiftedPredictor:
+        """Return the head of these parts."""
+        turn, phases = (_tensor(arrays, f"cosines.{name}", device) for name in ("turn", "phases"))
+        lift, names = Cosines(turn, phases, config["plain"], config["waves"]), [one.name for one in fields(Weighed)]
+        kernel = {name: _tensor(arrays, f"weighed.{name}", device) for name in names if config["kind"] == "weighed"}
+        return cls(lift, HeadPredictor.of(config, arrays, device), Weighed(**kernel) if kernel else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +250,7 @@ def predictor_of(found: Any, own: bool) -> Predictor:
     if isinstance(found, Decided):
         found = found.found
     if isinstance(found, Lifted):
-        return LiftedPredictor(found.lift, HeadPredictor(found.shot.tuning.basis, found.shot.weight))
+        return LiftedPredictor(found.lift, HeadPredictor(found.shot.tuning.basis, found.shot.weight), found.weighed)
     if isinstance(found, Taught):
         return TaughtPredictor(found)
     if isinstance(found, Boosted):
@@ -248,10 +268,8 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
     match config["kind"]:
         case "head":
             return HeadPredictor.of(config, arrays, device)
-        case "lifted":
-            turn, phases = (_tensor(arrays, f"cosines.{name}", device) for name in ("turn", "phases"))
-            lift = Cosines(turn, phases, config["plain"], config["waves"])
-            return LiftedPredictor(lift, HeadPredictor.of(config, arrays, device))
+        case "lifted" | "weighed":
+            return LiftedPredictor.of(config, arrays, device)
         case "head and student":
             weight, bias = (_tensor(arrays, f"student.{name}", device) for name in ("weight", "bias"))
             return StudentPredictor(HeadPredictor.of(config, arrays, device), weight, bias, config["share"])
@@ -297,12 +315,16 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
             config, arrays = {"kind": "raw", "unit": found.unit}, {}
         case ProjectedMap():
             config, arrays = _projected_parts(found, "map")
-        case TableAndTextMap():
+        case TableAndTextMap(text=EncodedMap() as text):
             config, arrays = _table_parts(found.table)
-            columns = [_projected_parts(one, f"text.{i}") for i, one in enumerate(found.text.maps)]
+            config |= {"kind": "table and encoder", "factors": list(text.factors)}
+            arrays |= {"encoder.probes": text.probes} | {f"encoder.{i}.mean": mean for i, mean in enumerate(text.means)}
+        case TableAndTextMap(text=TextMap() as prose):
+            config, arrays = _table_parts(found.table)
+            columns = [_projected_parts(one, f"text.{i}") for i, one in enumerate(prose.maps)]
             config |= {"kind": "table and text", "text": [part for part, _ in columns]}
             arrays |= {name: array for _, part in columns for name, array in part.items()}
-            arrays |= {f"text.{i}.idf": idf for i, idf in enumerate(found.text.idf)}
+            arrays |= {f"text.{i}.idf": idf for i, idf in enumerate(prose.idf)}
         case _:
             raise PartsError(
                 f"a {type(found).__name__} cannot be taken apart; tables, patches and plain features can: "
@@ -315,8 +337,8 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
     return {**config, "scaled": found.scaling is not None}, arrays
 
 
-def map_from_parts(config: Config, arrays: Arrays, device: torch.device) -> FeatureMap:
-    """Return the map again, on this device."""
+def map_from_parts(config: Config, arrays: Arrays, device: torch.device, encoder: Encode | None = None) -> FeatureMap:
+    """Return the map again, on this device; an encoder of the user's, which no file can hold, has to be given again."""
     scaling = None
     if config["scaled"]:
         basis = _tensor(arrays, "scaling.basis", device) if "scaling.basis" in arrays else None
@@ -335,7 +357,27 @@ def map_from_parts(config: Config, arrays: Arrays, device: torch.device) -> Feat
             maps = tuple(_projected_of(one, arrays, f"text.{i}", device) for i, one in enumerate(config["text"]))
             idf = tuple(arrays[f"text.{i}.idf"] for i in range(len(maps)))
             return TableAndTextMap(_table_of(config, arrays, None, device), TextMap(idf, maps))
+        case "table and encoder":
+            return TableAndTextMap(
+                _table_of(config, arrays, None, device), _encoded_of(config, arrays, device, encoder)
+            )
     raise PartsError(f"features of kind {config['kind']!r} are not known; use the version that wrote them")
+
+
+def _encoded_of(config: Config, arrays: Arrays, device: torch.device, encoder: Encode | None) -> EncodedMap:
+    if encoder is None:
+        raise PartsError(
+            "the model reads text by a sentence encoder of yours, which is not kept; give it again, in Python: "
+            "labeldp.load(folder, encoder=...)"
+        )
+    means = tuple(arrays[f"encoder.{place}.mean"] for place in range(len(config["factors"])))
+    found = EncodedMap(means, tuple(config["factors"]), arrays["encoder.probes"], encoder, device)
+    if not found.knows(encoder):
+        raise PartsError(
+            "encoder gives other numbers for a sentence than the one that the model was fitted with; give the same "
+            "encoder, with the same weights"
+        )
+    return found
 
 
 def _projected_parts(found: ProjectedMap, name: str) -> tuple[Config, Arrays]:

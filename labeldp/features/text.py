@@ -1,12 +1,13 @@
 """Turn columns of prose into features: words and pairs of words, weighted by how rare they are, projected.
 
-Nothing is downloaded and nothing is learnt from a label. A sentence encoder of your own is worth more where there is
-one: give its outputs as numbers.
+Nothing is downloaded and nothing is learnt from a label. Where you have a sentence encoder (`Encoded`), its outputs
+take the place of words: it knows more about them than your rows do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,100 @@ class TextMap:
         return torch.cat(parts, dim=1)
 
 
+# What sentences an encoder is known by again, and how far its outputs may be from what they were.
+_PROBES = ("a", "The quick brown fox jumps over the lazy dog.")
+_ALIKE = 1e-2
+# Root mean square length of a row of an encoder's outputs, as of `Projected`, and how many texts it is given at once.
+_LENGTH, _AT_ONCE = 2.0, 1024
+Encode = Callable[[list[str]], Any]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """How to encode columns of prose (n, c) by a sentence encoder of yours, each for itself: its outputs, centred.
+
+    Args:
+        encode: from a list of texts to one row of numbers for each, (m, d); a missing text is an empty one. Whatever it
+            is run on, it is yours: no library of encoders is needed here, and nothing is downloaded.
+
+    >>> lengths = Encoded(lambda texts: [[len(text), text.count(" ")] for text in texts])
+    >>> texts = np.array([["a good day"], ["bad"], ["the plot is thin"]], dtype=object)
+    >>> lengths.fit(texts).features(texts).shape
+    torch.Size([3, 2])
+    """
+
+    encode: Encode
+
+    def fit(self, inputs: Any, device: Device = None) -> EncodedMap:
+        """Find the mean and length of outputs for public rows."""
+        texts, place = _checked(inputs), torch.device(device or "cpu")
+        outputs = [_outputs(self.encode, column) for column in texts.T]
+        means = tuple(part.mean(axis=0) for part in outputs)
+        squares = [float(np.square(part - mean).sum(axis=1).mean()) for part, mean in zip(outputs, means, strict=True)]
+        factors = tuple(_LENGTH / square**0.5 if square > 0 else 0.0 for square in squares)
+        return EncodedMap(means, factors, _outputs(self.encode, np.array(_PROBES, dtype=object)), self.encode, place)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedMap:
+    """An encoder of the user's, ready for use: (outputs − mean) · factor, per column.
+
+    `probes` are its outputs for two fixed sentences, by which it is known again; `encode` is in no file.
+    """
+
+    means: tuple[np.ndarray, ...]
+    factors: tuple[float, ...]
+    probes: np.ndarray
+    encode: Encode = field(repr=False)
+    device: torch.device
+    scaling: None = None
+
+    @property
+    def dim(self) -> int:
+        """Number of features."""
+        return sum(map(len, self.means))
+
+    def features(self, inputs: Any) -> Tensor:
+        """Return (n, dim)."""
+        texts = _checked(inputs)
+        if texts.shape[1] != len(self.means):
+            raise ValueError(f"inputs have {texts.shape[1]} columns of text; those fitted had {len(self.means)}")
+        columns = zip(texts.T, self.means, self.factors, strict=True)
+        parts = [(_outputs(self.encode, column, len(mean)) - mean) * factor for column, mean, factor in columns]
+        return torch.from_numpy(np.concatenate(parts, axis=1)).to(self.device)
+
+    def knows(self, encode: Encode) -> bool:
+        """Return whether this encoder gives what the one that was fitted with gave."""
+        found = _outputs(encode, np.array(_PROBES, dtype=object))
+        return found.shape == self.probes.shape and np.allclose(found, self.probes, rtol=_ALIKE, atol=_ALIKE)
+
+
+def _outputs(encode: Encode, texts: np.ndarray, width: int | None = None) -> np.ndarray:
+    """Return the encoder's rows of numbers, (n, d) in float32, or raise ValueError that says what it gave."""
+    parts = []
+    for start in range(0, len(texts), _AT_ONCE):
+        some = ["" if text is None else str(text) for text in texts[start : start + _AT_ONCE]]
+        given: Any = encode(some)
+        rows = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given, dtype=np.float32)
+        if rows.ndim != 2 or len(rows) != len(some) or width not in (None, rows.shape[1]):
+            wanted = "d" if width is None else str(width)
+            raise ValueError(
+                f"encoder gave an array of shape {rows.shape} for {len(some)} texts; give a function from a list of "
+                f"texts to one row of numbers for each, ({len(some)}, {wanted})"
+            )
+        if not np.isfinite(rows).all():
+            raise ValueError("encoder gave numbers that are not finite; give a function whose outputs all are")
+        parts.append(rows)
+        width = rows.shape[1]
+    return np.concatenate(parts) if parts else np.zeros((0, width or 0), dtype=np.float32)
+
+
 @dataclass(frozen=True)
 class TableAndText:
     """How to encode a table that has prose: (numeric (n, a), categorical (n, b), prose (n, c))."""
 
     table: Table
-    text: Text
+    text: Text | Encoded
 
     def fit(self, inputs: Any, device: Device = None) -> TableAndTextMap:
         """Fit both to public rows."""
@@ -100,7 +189,7 @@ class TableAndTextMap:
     """The features of a table, then those of its prose."""
 
     table: TableMap
-    text: TextMap
+    text: TextMap | EncodedMap
     scaling: None = None
 
     @property

@@ -40,7 +40,7 @@ from labeldp.recipes.arguments import checked
 from labeldp.recipes.kept import check_affordable, in_folder, release_labels
 from labeldp.recipes.learner import Taught, seen_by_learners, teach
 from labeldp.recipes.one_shot import HEADS, Clock, OneShot, Tune, check_features, event_of, noise_by_width, noise_for
-from labeldp.recipes.one_shot_kernel import COSINES, WIDTH, Lifted
+from labeldp.recipes.one_shot_kernel import COSINES, WIDTH, Lifted, columns_weighed
 from labeldp.recipes.worth import response_labels, responses_say_more
 from labeldp.releases import NoisyLabels
 
@@ -172,7 +172,8 @@ def train(
         lift(others) if with_cosines else others, vault.part(rest), epsilon=epsilon, delta=delta, tune=tune,
         folder=folder, report=report,
     )  # fmt: skip
-    return Decided(Lifted(lift, shot) if with_cosines else shot, cut, fixed, adapts)
+    found = columns_weighed(others, lift, shot, columns, seed, report) if with_cosines else shot
+    return Decided(found, cut, fixed, adapts)
 
 
 def _respond(fixed: float, adapts: float, rows: int, classes: int, epsilon: float) -> bool:

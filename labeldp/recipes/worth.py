@@ -237,9 +237,10 @@ def responses_say_more(num_rows: int, num_classes: int, epsilon: float) -> bool:
     """Return whether responses were ahead on most tables with as many clean labels per class in them at this ε.
 
     >>> responses_say_more(9000, 2, 1.0), responses_say_more(9000, 2, 0.5), responses_say_more(9000, 26, 2.0)
-    (True, False, True)
+    (True, False, False)
     """
-    return response_labels(num_rows, num_classes, epsilon) / num_classes >= _PER_CLASS * epsilon**-_FALLING
+    falling = _FALLING if epsilon < 1 else _FALLING_ABOVE
+    return response_labels(num_rows, num_classes, epsilon) / num_classes >= _PER_CLASS * epsilon**-falling
 
 
 def _many_rows(case: Case) -> bool:
@@ -265,8 +266,9 @@ _PARTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # Rows up to which cosines and learners were tried, and fit in memory without a thought.
 _MOST_ROWS = 100_000
 # Rows from which methods were compared, and nε/K up to which cosines cost more than they tell; clean labels per class
-# from which responses were ahead at ε = 1, and how fast that falls with ε (benchmarks/development.py).
-_LEAST_ROWS, _FEW_DIRECTIONS, _PER_CLASS, _FALLING = 1000, 30.0, 120.0, 3.3
+# from which responses were ahead at ε = 1, and how fast that falls with ε, below 1 and above: settled on the tables of
+# benchmarks/development.py.
+_LEAST_ROWS, _FEW_DIRECTIONS, _PER_CLASS, _FALLING, _FALLING_ABOVE = 1000, 30.0, 120.0, 3.3, 0.5
 # Of a pilot: rows and clean labels in their responses from which it pays, and the share of one in a response from which
 # responses are taken anyway.
 _PILOTED_ROWS, _PILOTED_LABELS, _CLEAR = 15_000, 2500.0, 0.4

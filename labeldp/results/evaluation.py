@@ -152,10 +152,14 @@ def shown(name: str, one: Measure) -> str:
 
     >>> shown("accuracy", Measure(0.8412, 0.0091)), shown("auc", Measure(0.891, 0.0142))
     ('84.1% ± 0.9', '0.891 ± 0.014')
+    >>> shown("auc", Measure(1.0, 1e-16))
+    '1.0000 ± 0.0000'
     """
     if name in PERCENT:
         return _percent(one)
-    digits = max(0, 1 - math.floor(math.log10(one.margin))) if one.margin > 0 else 4
+    # A margin that is rounding has no digits of its own.
+    known = one.margin > 1e-9 * abs(one.value)
+    digits = max(0, 1 - math.floor(math.log10(one.margin))) if known else 4
     return f"{one.value:.{min(digits, 12)}f} ± {one.margin:.{min(digits, 12)}f}"
 
 

@@ -209,10 +209,10 @@ def load(folder: Path | str, device: str | None = None) -> Model:
     return rebuilding(folders.read(Path(folder)), folder, device)
 
 
-def rebuilding(result: Result, folder: Path | str, device: Any = None, model: Any = None) -> Model:
+def rebuilding(result: Result, folder: Path | str, device: Any = None, model: Any = None, encoder: Any = None) -> Model:
     """Return the model of a result that was read from this folder; whatever is wrong with it ends in a sentence."""
     try:
-        return rebuilt(result, device, model)
+        return rebuilt(result, device, model, encoder)
     except (ArtifactError, PartsError):
         raise
     except Exception as error:
@@ -223,10 +223,10 @@ def rebuilding(result: Result, folder: Path | str, device: Any = None, model: An
         ) from None
 
 
-def rebuilt(result: Result, device: str | None = None, model: Any = None) -> Model:
+def rebuilt(result: Result, device: str | None = None, model: Any = None, encoder: Any = None) -> Model:
     """Return the model of a result, ready to predict on this device (the processor when None).
 
-    A network of the user's is not in the folder, only its weights: `model` is one like it.
+    A network of the user's is not in the folder, only its weights: `model` is one like it. Nor is a sentence `encoder`.
     """
     known = {KIND: LabelDPClassifier, REGRESSOR: LabelDPRegressor}
     if result.kind not in known:
@@ -237,7 +237,12 @@ def rebuilt(result: Result, device: str | None = None, model: Any = None) -> Mod
         raise ArtifactError(f"the folder's network, {name!r}, is not known to this version; use a newer one")
     network = model if name is None else Network(name).made(len(classes))
     estimator = known[result.kind].from_parts(
-        described["estimator"], dict(result.tensors), model=network, certificate=result.certificate, device=device
+        described["estimator"],
+        dict(result.tensors),
+        model=network,
+        certificate=result.certificate,
+        device=device,
+        encoder=encoder,
     )
     columns = None if described["columns"] is None else tuple(map(Column.from_json, described["columns"]))
     return Model(estimator, classes, columns, described["label"], name, result.story.reason)

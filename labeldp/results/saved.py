@@ -19,6 +19,7 @@ from labeldp.data.columns import MISSING
 from labeldp.data.kinds import Column, Reading
 from labeldp.estimator.serialise import plain
 from labeldp.features.tables import TableMap
+from labeldp.features.text import Encode
 from labeldp.results import folder as folders
 from labeldp.results.card import Story
 from labeldp.results.evaluation import evaluation_of
@@ -48,7 +49,9 @@ def save(estimator: Any, folder: Path, *, data: str, label: str, key: SigningKey
     logging.getLogger("labeldp").info("saved %s (epsilon %.6g)", folder.name, certificate.epsilon)
 
 
-def load(folder: Path | str, *, model: nn.Module | None = None, device: Any = None) -> Any:
+def load(
+    folder: Path | str, *, model: nn.Module | None = None, device: Any = None, encoder: Encode | None = None
+) -> Any:
     """Return the estimator in a folder that `estimator.save` or `labeldp train` wrote, ready to predict.
 
     It is checked against its certificate, which is its `certificate_`; nothing in the folder is run. One of
@@ -58,6 +61,7 @@ def load(folder: Path | str, *, model: nn.Module | None = None, device: Any = No
         folder: the folder.
         model: a network like the one that was given to the estimator, if one was; its weights are replaced.
         device: where to compute; the CPU when None.
+        encoder: the sentence encoder that was given to the estimator, if one was; refused where it gives other numbers.
 
     >>> import tempfile
     >>> from labeldp import LabelDPClassifier
@@ -70,7 +74,7 @@ def load(folder: Path | str, *, model: nn.Module | None = None, device: Any = No
     """
     folder = Path(folder)
     result = folders.read(folder)
-    found: Model = rebuilding(result, folder, device, model)
+    found: Model = rebuilding(result, folder, device, model, encoder)
     estimator = found.estimator
     if not result.model.get("own_classes", False) and found.classes:
         # labeldp train numbers the classes that its table names.

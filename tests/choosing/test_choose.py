@@ -189,7 +189,8 @@ def test_a_careless_delta_is_noted():
         (1000, 2, 0.1, "one_shot+kernel"), (10_000, 2, 0.1, "one_shot+kernel"), (10_000, 26, 1.0, "one_shot+kernel"),
         (10_000, 2, 0.5, "one_shot+kernel"), (30_000, 2, 0.5, "pilot"), (30_000, 2, 1.0, "pilot"),
         (10_000, 2, 1.0, "rr+learner"), (9_000, 4, 1.0, "rr+learner"), (3_000, 4, 1.0, "one_shot+kernel"),
-        (9_000, 26, 2.0, "rr+learner"), (30_000, 2, 2.0, "rr+learner"), (200_000, 2, 0.5, "one_shot"),
+        (9_000, 26, 2.0, "one_shot+kernel"), (9_000, 26, 4.0, "rr+learner"),
+        (30_000, 2, 2.0, "rr+learner"), (200_000, 2, 0.5, "one_shot"),
     ],
 )  # fmt: skip
 def test_tables_get_what_leads_on_such_ones_and_how_long_it_takes(rows, classes, epsilon, recipe):

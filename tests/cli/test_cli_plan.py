@@ -172,3 +172,15 @@ def test_what_is_no_table_is_refused(tmp_path):
     path = tmp_path / "empty.csv"
     path.write_text("a,y\n")
     assert "no rows" in plan(path, "--label", "y", "--classes", "2", "--epsilon", "1", check=2).stderr
+
+
+def test_a_folder_of_parquet_files_is_planned_and_one_of_images_is_told_the_way(table, tmp_path):
+    many = tmp_path / "many"
+    many.mkdir()
+    for part in range(2):
+        pq.write_table(pq.read_table(table).slice(600 * part, 600), many / f"{part}.parquet")
+    asked = ["--label", "diagnosis", "--classes", "3", "--epsilon", "1"]
+    assert as_json(str(many), *asked)["problem"] == as_json(str(table), *asked)["problem"]
+    images = tmp_path / "images"
+    (images / "cat").mkdir(parents=True)
+    assert "in Python as an array" in plan(str(images), *asked, check=None).stderr

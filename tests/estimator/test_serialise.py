@@ -140,3 +140,17 @@ def test_an_encoder_cannot_be_taken_apart():
     model = LabelDPClassifier(4.0, 1e-6, "one_shot", classes=CLASSES, features=encoder).fit(images, y)
     with pytest.raises(PartsError, match="cannot be taken apart"):
         model.to_parts()
+
+
+def test_columns_weighed_by_a_moment(monkeypatch):
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=(4000, 6))
+    y = np.array(CLASSES)[(x[:, 1] * x[:, 4] > 0).astype(int)]
+    model = LabelDPClassifier(3.0, 1e-6, "one_shot+kernel", classes=CLASSES, random_state=0, holdout=0).fit(x, y)
+    assert model._predictor.weighed is not None
+    again = travelled(model)
+    assert same(again.predict_proba(x), model.predict_proba(x))
+    # Many rows are predicted in parts, whose features are made as they are needed.
+    whole = again.predict_proba(x)
+    monkeypatch.setattr("labeldp.estimator.base.ROWS_AT_ONCE", 1000)
+    assert np.allclose(again.predict_proba(x), whole, rtol=0, atol=1e-4)

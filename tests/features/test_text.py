@@ -4,9 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import labeldp
+from labeldp.core.vault import LabelVault
 from labeldp.estimator import LabelDPClassifier
+from labeldp.estimator.serialise import PartsError
 from labeldp.features.tables import Table
-from labeldp.features.text import Text
+from labeldp.features.text import Encoded, Text
 from labeldp.results.measure import auc
 
 pytest.importorskip("sklearn")
@@ -74,3 +77,59 @@ def test_encodings_are_the_same_for_the_same_words():
 def test_columns_without_a_word_give_nothing():
     texts = np.full((5, 1), "", dtype=object)
     assert not Text().fit(texts).features(texts).any()
+
+
+# -- an encoder of the user's ------------------------------------------------------------------------------------------
+
+
+def meaning(texts):
+    """A stand-in for a sentence encoder: it knows which words are kind, wherever they stand."""
+    kind = [sum(word in ("good", "fine", "great") for word in text.split()) for text in texts]
+    unkind = [sum(word in ("bad", "awful", "dull") for word in text.split()) for text in texts]
+    return np.c_[kind, unkind, [len(text) for text in texts]].astype(float)
+
+
+def films(rows, seed):
+    chance = np.random.default_rng(seed)
+    kinds = chance.integers(0, 2, rows)
+    said = [chance.choice([["bad", "awful", "dull"], ["good", "fine", "great"]][kind]) for kind in kinds]
+    texts = [f"the film {place} and the plot {word}" for place, word in enumerate(said)]
+    return pd.DataFrame({"said": texts, "length": chance.normal(size=rows)}), kinds
+
+
+def test_an_encoder_of_yours_reads_prose_and_is_given_again(tmp_path):
+    frame, kinds = films(2000, 0)
+    model = LabelDPClassifier(1.0, 1e-6, "one_shot", classes=[0, 1], encoder=meaning, random_state=0).fit(frame, kinds)
+    assert (model.predict(frame) == kinds).mean() > 0.97
+    model.save(tmp_path / "model")
+    again = labeldp.load(tmp_path / "model", encoder=meaning)
+    assert np.allclose(again.predict_proba(frame), model.predict_proba(frame), atol=1e-6)
+    with pytest.raises(PartsError, match="encoder="):
+        labeldp.load(tmp_path / "model")
+    # One with other weights is another one.
+    with pytest.raises(PartsError, match="other numbers"):
+        labeldp.load(tmp_path / "model", encoder=lambda texts: 2 * meaning(texts))
+
+
+def test_what_no_encoder_gives_is_refused_before_anything_is_spent():
+    frame, kinds = films(300, 1)
+    vault = LabelVault(kinds, 2)
+    wrong = [
+        (lambda texts: [1.0] * len(texts), "shape"), (lambda texts: meaning(texts)[:-1], "one row of numbers"),
+        (lambda texts: meaning(texts) * np.nan, "finite"),
+    ]  # fmt: skip
+    for encoder, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            LabelDPClassifier(1.0, 1e-6, "one_shot", classes=[0, 1], encoder=encoder).fit(frame, vault)
+    with pytest.raises(ValueError, match="X has none"):
+        LabelDPClassifier(1.0, 1e-6, "one_shot", classes=[0, 1], encoder=meaning).fit(frame[["length"]], vault)
+    assert not any(group.queries for group in vault.ledger.groups())
+
+
+def test_missing_texts_are_empty_ones_and_columns_are_each_for_itself():
+    texts = np.array([["a good film", None], ["bad", "the plot"]], dtype=object)
+    found = Encoded(meaning).fit(texts)
+    assert found.dim == 6
+    assert found.features(texts).square().sum(dim=1).mean() == pytest.approx(8.0)
+    with pytest.raises(ValueError, match="2"):
+        found.features(texts[:, :1])

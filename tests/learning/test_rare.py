@@ -57,3 +57,15 @@ def test_a_class_that_is_lost_in_the_noise_keeps_a_finite_level():
     weight, slope = levelled(softmax_head, noisy, rows, eigenbasis(gram_of(rows)), 3)
     assert torch.isfinite(weight).all()
     assert slope >= 0
+
+
+def test_classes_that_a_head_separates_are_not_all_called_one():
+    """Noise may ask for more than any slope reaches; slope and levels then grew until every row was of one class."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(1500) % 2
+    x = torch.stack([2.0 * y - 1 + 0.05 * torch.randn(1500, generator=generator), torch.ones(1500)], dim=1) / 3
+    for seed in range(12):
+        noisy = moment(x, y, 6.0, seed)
+        weight, slope = levelled(softmax_head, noisy, x, eigenbasis(gram_of(x)), 1)
+        assert 0 < slope < 1e3, seed
+        assert (x @ weight.T).argmax(dim=1).eq(y).float().mean() > 0.95, seed
