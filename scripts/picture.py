@@ -2,8 +2,8 @@
 
 `python scripts/picture.py` reads experiments/results/*.jsonl and experiments/papers.csv. Ours is the best mean of at
 least three runs with equal settings, or, as an open point, one run of `PLANNED`; the papers' is the best figure they
-print, at the ε they print. What holds at one ε holds at every larger one, so both are running maxima over ε. For tables it reads benchmarks/tabular.jsonl, and draws
-the mean accuracy over all tables and seeds, as they are.
+print, at the ε they print. What holds at one ε holds at every larger one, so both are running maxima over ε. For tables
+it reads benchmarks/tabular.jsonl, and draws the mean accuracy over all tables and seeds, as they are.
 """
 
 import csv

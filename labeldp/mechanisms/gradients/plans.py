@@ -37,7 +37,7 @@ _ROW_BY_ROW = {
     nn.Hardtanh, nn.ReLU6,
 }  # fmt: skip
 # Numbers in memory at once: what the caches of a processor still bear, and what keeps a device busy.
-_CPU_FLOATS, _DEVICE_FLOATS = 1 << 24, 1 << 29
+_CPU_FLOATS, _DEVICE_FLOATS = 1 << 23, 1 << 29
 _CPU_ROWS, _DEVICE_ROWS = 128, 1 << 14
 _CACHED_FLOATS = 1 << 21
 
