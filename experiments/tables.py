@@ -80,8 +80,8 @@ def _table(entry: dict[str, Any], rows: list[dict[str, str]], folder: Path) -> T
     }
     beside: dict[str, str] = entry.get("beside", {})
     figures = printed | {
-        (ours, *about): value
-        for (dataset, *about), value in printed.items()
+        (ours, method, epsilon, metric): value
+        for (dataset, method, epsilon, metric), value in printed.items()
         for ours, theirs in beside.items()
         if dataset == theirs
     }
