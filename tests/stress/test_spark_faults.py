@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from labeldp.budgets.journal import Journal
-from labeldp.core.ledger import Budget
 from tests.engines import sessions
 
 ROOT = Path(__file__).parents[2]
@@ -49,23 +47,3 @@ def test_drivers_that_are_killed(tmp_path):
 @pytest.mark.stress
 def test_noise_of_the_operating_system_is_noticed(tmp_path):
     assert counted(tmp_path, "6", "7", "entropy")["rows with two answers"] > 100
-
-
-@pytest.mark.stress
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning")
-def test_ten_thousand_partitions(tmp_path):
-    """Most of them empty: every row is answered once, and the release was charged once."""
-    session = sessions.session(tmp_path)
-    from labeldp.engines import spark as engine
-
-    try:
-        frame = session.range(0, 2_000, 1, 10_000).selectExpr("id as row_id", "if(id % 2 = 0, 'yes', 'no') as y")
-        journal = Journal.open(tmp_path / "journal", Budget(1.0))
-        private = engine.privatize(
-            frame, label="y", classes=["no", "yes"], epsilon=1.0, id="row_id", journal=journal, out=tmp_path / "out"
-        )
-        assert private.frame.count() == private.frame.select("row_id").distinct().count() == 2_000
-        assert [group.rows for group in private.certificate.groups] == [2_000]
-        assert len(journal.queries()) == 1
-    finally:
-        session.stop()
