@@ -1,10 +1,10 @@
 """DP-SGD and plain training on two ranks of one thread each, against one rank of one thread, taking turns in one run.
 
-Both contestants run in the same processes: the first rank by itself while the second waits, then both together. A step
-of DP-SGD is the whole of it: a secret batch, clipped sums, noise from the cryptographic stream, and the weights sent to
-the other rank. Ratios are taken within a round. Where other programs use the same cores, wall time says more about
-them than about us: beside it stands the ratio of processor time, of one rank alone to the busiest of all, which is what
-wall time comes to on idle cores, less what sending takes (some milliseconds a step within one machine).
+All contestants run in the same processes: the first rank by itself while the second waits; both together; and both
+"apart", each with its share of the rows and without a message, which is the most that two processes can reach on this
+machine, whose cores share caches, memory and whatever else runs. A step of DP-SGD is the whole of it: a secret batch,
+clipped sums, noise from the cryptographic stream, and the weights sent to the other rank. Ratios are taken within a
+round. Beside wall time stands the ratio of processor time, of one rank alone to the busiest of all.
 
 Target: 1.6 times one rank. Run: python benchmarks/distributed.py [--ranks 2] [--rounds 9] [--json]
 """
@@ -36,36 +36,42 @@ from labeldp.models.zoo import mnist_cnn
 from labeldp.ranks import Message, Ranks, working
 
 ROWS, BATCH, TARGET = 8192, 1024, 1.6
+HOW = ("one", "all", "apart")
 
 
-def descent(images: Tensor, labels: Tensor, steps: int) -> Callable[[Ranks | None], None]:
-    """Return `steps` steps of DP-SGD, by one rank or by several."""
+def descent(images: Tensor, labels: Tensor, steps: int) -> Callable[[str, Ranks], None]:
+    """Return `steps` steps of DP-SGD: by one rank, by all, or by each on its own with smaller batches."""
     model, vault = mnist_cnn(10), LabelVault(labels.numpy(), 10)
-    whole = GradientSum(model, images, NormBound(1.0), noise_std=1.0, rate=BATCH / len(images))
-    alone = vault.lease(whole, 1_000_000)
-    shared: dict[int, Any] = {}
 
-    def run(team: Ranks | None) -> None:
-        if team is not None and not shared:
-            shared[0] = vault.lease(over_ranks(whole, team), 1_000_000)
-        draw: Any = alone if team is None else shared[0]
+    def leased(team: Ranks | None, share: int) -> Any:
+        rate = BATCH / len(images) / share
+        whole = GradientSum(model, images, NormBound(1.0), noise_std=1.0, rate=rate)
+        return vault.lease(whole if team is None else over_ranks(whole, team), 1_000_000)
+
+    kept: dict[str, Any] = {}
+
+    def run(how: str, team: Ranks) -> None:
+        if how not in kept:
+            kept[how] = leased(team if how == "all" else None, team.size if how == "apart" else 1)
         for _ in range(steps):
-            if team is not None and not team.first:
+            if how == "all" and not team.first:
                 team.hear(Message.DRAW)
-            noisy = draw()
+            noisy = kept[how]()
             if noisy is not None:
                 load_parameter_vector(model, parameter_vector(model) - 0.01 * noisy.value)
 
     return run
 
 
-def epoch(images: Tensor, labels: Tensor) -> Callable[[Ranks | None], None]:
-    """Return an epoch of plain training, by one rank or by several."""
+def epoch(images: Tensor, labels: Tensor) -> Callable[[str, Ranks], None]:
+    """Return an epoch of plain training: by one rank, by all, or by each on its own with its share of the rows."""
     model = mnist_cnn(10)
 
-    def run(team: Ranks | None) -> None:
-        with working(team):
-            fit(model, images, objective, epochs=1, batch_size=512, optimizer=sgd(0.01))
+    def run(how: str, team: Ranks) -> None:
+        share = team.size if how == "apart" else 1
+        with working(team if how == "all" else None):
+            rows = images[: len(images) // share]
+            fit(model, rows, objective, epochs=1, batch_size=512 // share, optimizer=sgd(0.01))
 
     def objective(logits: Tensor, rows: Tensor) -> Tensor:
         return nn.functional.cross_entropy(logits, labels[rows], reduction="none")
@@ -74,30 +80,40 @@ def epoch(images: Tensor, labels: Tensor) -> Callable[[Ranks | None], None]:
 
 
 def measure(rank: int, size: int, folder: str, rounds: int, steps: int) -> None:
-    """Run both contestants in turn on this rank; the first one writes seconds to a file."""
+    """Run all contestants in turn on this rank; the first one writes seconds to a file."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     torch.manual_seed(0)
     images, labels = torch.rand(ROWS, 1, 28, 28), torch.randint(10, (ROWS,))
     works = {"DP-SGD": (descent(images, labels, steps), steps * BATCH), "plain training": (epoch(images, labels), ROWS)}
-    found: dict[str, Any] = {name: {"rows": rows, "one": [], "all": [], "cpu": []} for name, (_, rows) in works.items()}
+    found: dict[str, Any] = {
+        name: {"rows": rows, **{f"{how} {what}": [] for how in HOW for what in ("wall", "cpu")}}
+        for name, (_, rows) in works.items()
+    }
     with ranks(meet=f"file://{folder}/meet", rank=rank, size=size) as team:
         for number in range(rounds + 1):
             for name, (work, _) in works.items():
-                for who in ("one", "all"):
+                for how in HOW:
                     team.gather("ready")
                     begun, used = time.perf_counter(), time.process_time()
-                    if who == "all" or team.first:
+                    if how != "one" or team.first:
                         with working(None):
-                            work(team if who == "all" else None)
+                            work(how, team)
                     took, used = time.perf_counter() - begun, time.process_time() - used
-                    every = list(map(float, team.gather(str(used))))
+                    every = [tuple(map(float, told.split())) for told in team.gather(f"{took} {used}")]
                     # The first round finds plans and warms up.
                     if number:
-                        found[name][who].append(took)
-                        found[name]["cpu"] += [every[0]] if who == "one" else [max(every)]
+                        both = every[:1] if how == "one" else every
+                        found[name][f"{how} wall"].append(max(wall for wall, _ in both))
+                        found[name][f"{how} cpu"].append(max(cpu for _, cpu in both))
     if rank == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))
+
+
+def ratios(times: dict[str, Any], how: str, what: str) -> str:
+    """Return one rank's time divided by that of a contestant, in words: median, least and most over rounds."""
+    within = [one / every for one, every in zip(times[f"one {what}"], times[f"{how} {what}"], strict=True)]
+    return f"{statistics.median(within):.2f} ({min(within):.2f} – {max(within):.2f})"
 
 
 def main() -> None:
@@ -113,14 +129,14 @@ def main() -> None:
         found = json.loads((Path(folder) / "found.json").read_text())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end")
     for name, times in found.items():
-        spent = sorted(one / every for one, every in zip(times["cpu"][::2], times["cpu"][1::2], strict=True))
-        ratios = sorted(one / every for one, every in zip(times["one"], times["all"], strict=True))
+        best = {how: min(times[f"{how} wall"]) for how in HOW}
         print(
-            f"{name:>15}: {times['rows'] / min(times['one']):,.0f} rows/s on one rank, "
-            f"{times['rows'] / min(times['all']):,.0f} on {given.ranks} (best of {len(ratios)}); ratio within a round: "
-            f"median {statistics.median(ratios):.2f}, {ratios[0]:.2f} – {ratios[-1]:.2f}; of the best: "
-            f"{min(times['one']) / min(times['all']):.2f} (target {TARGET}); of processor time: median "
-            f"{statistics.median(spent):.2f}, {spent[0]:.2f} – {spent[-1]:.2f}"
+            f"{name}, {given.rounds} rounds, best {times['rows'] / best['one']:,.0f} rows/s on one rank and "
+            f"{times['rows'] / best['all']:,.0f} on {given.ranks}\n"
+            f"  together, wall: {ratios(times, 'all', 'wall')}, of the best {best['one'] / best['all']:.2f} "
+            f"(target {TARGET}); processor: {ratios(times, 'all', 'cpu')}\n"
+            f"  apart,    wall: {ratios(times, 'apart', 'wall')}, of the best {best['one'] / best['apart']:.2f}; "
+            f"processor: {ratios(times, 'apart', 'cpu')}"
         )
     if given.json:
         print(json.dumps(found))

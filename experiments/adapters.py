@@ -34,7 +34,6 @@ from labeldp.recipes import (
     labeldp_pro,
     lp_mst,
     one_shot,
-    per_row,
     ratings,
     rounds,
     ssl_prior,
@@ -267,11 +266,16 @@ def moment_and_responses(job: Training) -> nn.Module:
     return semi.moment_then_responses(job, semi.public_of(job), _fits(job)[0], shares=job.settings["shares"])
 
 
-def linear_responses(job: Training) -> nn.Module:
-    """Randomized response, then a linear layer on features by the responses' likelihood."""
-    public = semi.public_of(job)
-    layer = per_row.forward(_layer(job, public), public.features, job.vault, epsilon=job.epsilon, fit=_fits(job)[0])
-    return public.on_images(layer)
+def on_features(train: Adapter) -> Adapter:
+    """Return the adapter, training a linear layer on public features where the settings name some, not a network."""
+
+    def adapted(job: Training) -> nn.Module:
+        if "features" not in job.settings:
+            return train(job)
+        public = semi.public_of(job)
+        return public.on_images(train(replace(job, model=_layer(job, public), inputs=public.features)))
+
+    return adapted
 
 
 def linear_moment_and_responses(job: Training) -> nn.Module:
@@ -289,16 +293,18 @@ def _layer(job: Training, public: public_features.Public) -> nn.Linear:
 
 
 def cluster_prior(job: Training) -> nn.Module:
-    """Noisy class counts of clusters of the features, then responses under them."""
-    settings, many = job.settings, job.settings["clusters"]
+    """Noisy class counts of clusters of the features, then responses under them, for a network or a linear layer."""
+    settings, many, public = job.settings, job.settings["clusters"], semi.public_of(job)
     part = None
     if settings.get("part") == "fitted":
         part = ssl_prior.fitted_part(job.epsilon, len(job.vault), many, job.vault.num_classes)
-    return ssl_prior.train(
-        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0], prior_epsilon=part,
-        clusters=semi.public_of(job).clusters(many),
-        learn=named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
+    linear = settings["model"] == "head"
+    model, inputs = (_layer(job, public), public.features) if linear else (job.model, job.inputs)
+    found = ssl_prior.train(
+        model, inputs, job.vault, epsilon=job.epsilon, fit=_fits(job)[0], prior_epsilon=part,
+        clusters=public.clusters(many), learn=named("learn", settings.get("learn", "hard_answers"), semi.LEARNS),
     )  # fmt: skip
+    return public.on_images(found) if linear else found
 
 
 def cluster_majorities(job: Training) -> nn.Module:
@@ -307,8 +313,7 @@ def cluster_majorities(job: Training) -> nn.Module:
     With `by = "scan"` clusters are SCAN's instead of those of k-means.
     """
     public = semi.public_of(job)
-    by = {"kmeans": public.clusters, "scan": public.scan}
-    found = named("by", job.settings.get("by", "kmeans"), by)(job.settings["clusters"])
+    found = semi.clusters_of(job, public)
     labels = cluster_votes.label(found, job.vault, epsilon=job.epsilon)
     return public.on_images(_OfCluster(found, labels, job.vault.num_classes))
 
@@ -370,7 +375,10 @@ FAMILIES: dict[str, Family] = {
         if BY_KEY[key].network
     },
     **{
-        key: Family(responses(key), _FIT_NEEDS, _FIT_MAY_HAVE | set(_USERS_MAY_HAVE if BY_KEY[key].users else ()))
+        key: Family(
+            on_features(responses(key)), _FIT_NEEDS,
+            _FIT_MAY_HAVE | {"features"} | set(_USERS_MAY_HAVE if BY_KEY[key].users else ()),
+        )
         for key in keys("classes")
         if BY_KEY[key].classes.startswith("per_row.") and (BY_KEY[key].loop, BY_KEY[key].network) == ("fit", "any")
     },
@@ -380,9 +388,10 @@ FAMILIES: dict[str, Family] = {
     },
     "ratings": Family(rated, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE),
     "lp_mst": Family(
-        stages, _FIT_NEEDS | {"shares", "temperature"}, _FIT_MAY_HAVE | {"learn", "keep_plausible"}
+        on_features(stages), _FIT_NEEDS | {"shares", "temperature"},
+        _FIT_MAY_HAVE | {"learn", "keep_plausible", "features"},
     ),
-    "labeldp_pro": Family(gradients, _DESCENT_NEED, _DESCENT_MAY_HAVE),
+    "labeldp_pro": Family(on_features(gradients), _DESCENT_NEED, _DESCENT_MAY_HAVE | {"features"}),
     "one_shot": Family(query, _HEAD_NEEDS, frozenset()),
     "one_shot_student": Family(
         moment_and_student, _HEAD_NEEDS | _FIT_NEEDS | {"generations"}, _FIT_MAY_HAVE | {"confidence"}
@@ -395,7 +404,7 @@ FAMILIES: dict[str, Family] = {
     "one_shot_prior": Family(
         moment_and_responses, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
     ),
-    "linear_answers": Family(linear_responses, _FIT_NEEDS | {"features"}, _FIT_MAY_HAVE),
+    "linear_answers": Family(on_features(responses("forward")), _FIT_NEEDS | {"features"}, _FIT_MAY_HAVE),
     "linear_one_shot_prior": Family(
         linear_moment_and_responses, _HEAD_NEEDS | _FIT_NEEDS | {"shares"}, _FIT_MAY_HAVE | {"learn", "share"}
     ),
@@ -408,7 +417,7 @@ FAMILIES: dict[str, Family] = {
     "ldp_ssl": Family(semi.answers_and_fixmatch, semi.FIXMATCH_NEEDS, semi.FIXMATCH_MAY_HAVE | {"objective"}),
     "denoise_ssl": Family(
         semi.kept_answers_and_fixmatch, semi.FIXMATCH_NEEDS | {"features"},
-        semi.FIXMATCH_MAY_HAVE | {"clusters", "share"},
+        semi.FIXMATCH_MAY_HAVE | {"clusters", "share", "by"},
     ),
     "aug_descent": Family(
         semi.answers_and_two_networks, semi.REFINE_NEEDS, semi.REFINE_MAY_HAVE | {"known_noise"}
@@ -441,7 +450,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "pate_denoise_ssl": Family(
         pate.votes_and_kept_labels, pate.NEEDS | semi.FIXMATCH_NEEDS | {"student", "clusters"},
-        pate.MAY_HAVE | semi.FIXMATCH_MAY_HAVE,
+        pate.MAY_HAVE | semi.FIXMATCH_MAY_HAVE | {"by"},
     ),
     "noise_cluster": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset({"by"})),
     "cluster_votes": Family(cluster_majorities, frozenset({"features", "clusters"}), frozenset({"by"})),

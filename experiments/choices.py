@@ -55,6 +55,8 @@ METHODS = (
     (r"ldp-ssl|denoise-ssl|aug-descent|mean-teacher|fixmatch|shot-answers|studied", None),
     # With two numbers of clusters, of which `choose` cannot know the better one.
     (r"^noise-cluster", None),
+    # Convex algorithms of one pass, which `choose` does not offer.
+    (r"^lp-(rr|normal)-sgd", None),
     # Of these recipes `choose` offers networks, which take longer and learn more.
     (r"^linear-", None),
     # A graph of nearest rows makes better heads at small ε, an encoder over crops at all, but users of `choose` do not

@@ -3,6 +3,9 @@
     python -m experiments.encoder cifar10 --method simclr --epochs 400 --out FOLDER/simclr_cifar10
     python -m experiments.encoder cifar10 --method byol --epochs 850 --batch-size 512 --optimizer lars --rate 1.0 \\
         --weight-decay 1e-5 --asymmetric --hidden 4096 --compiled --out experiments/artifacts/byol_cifar10
+    python -m experiments.encoder mnist --method byol --epochs 600 --batch-size 512 --optimizer lars --rate 1.0 \\
+        --weight-decay 1e-5 --asymmetric --smallest 0.3 --upright --hidden 4096 --compiled \\
+        --out experiments/artifacts/byol_mnist
 
 Writes OUT.safetensors (half precision) and OUT.json: settings, seconds and loss of every epoch, SHA-256 of the file,
 and the linear probe, an accuracy of ridge regression on the open training labels. The probe is *not private*: it says
@@ -37,6 +40,7 @@ METHODS: dict[str, Callable[..., Encoder]] = {"simclr": simclr, "byol": byol}
 OPTIMIZERS: dict[str, Callable[..., MakeOptimizer]] = {"sgd": sgd, "lars": lars}
 # Settings of BYOL alone, kept with the others where they are given.
 BYOL = {"decay": float, "hidden": int, "outputs": int, "predictor_hidden": int}
+_OF_BYOL = ("asymmetric", "smallest", "upright", *BYOL)
 # The ridge of the probe, as a share of the features' mean squared length: far from where it would matter.
 _RIDGE = 1e-3
 
@@ -68,7 +72,7 @@ def train(images: Tensor, settings: dict[str, Any], out: Path, minutes: float | 
 
     more = {name: settings[name] for name in BYOL if name in settings}
     if settings.get("asymmetric"):
-        more["view"] = byol_views()
+        more["view"] = byol_views((settings.get("smallest", 0.08), 1.0), flip=not settings.get("upright", False))
     encoder = METHODS[settings["method"]](
         body, images, epochs=settings["epochs"], seed=settings["seed"], compiled=settings["compiled"],
         batch_size=settings["batch_size"], checkpoint=out.with_suffix(".checkpoint"),
@@ -104,6 +108,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compiled", action="store_true", help="run the network through torch.compile")
     parser.add_argument("--asymmetric", action="store_true", default=None, help="byol: solarise one side of a pair")
+    parser.add_argument("--smallest", type=float, help="byol, asymmetric: the smallest crop's share of the area")
+    parser.add_argument("--upright", action="store_true", default=None, help="byol, asymmetric: mirror no image")
     for name, kind in BYOL.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"byol: {name}")
     parser.add_argument("--minutes", type=float, help="stop after this long; the same command goes on")
@@ -114,10 +120,12 @@ def main() -> None:
     names = ("dataset", "method", "epochs", "batch_size", "rate", "weight_decay", "seed", "compiled")
     settings = {name: getattr(chosen, name) for name in names}
     # Only where they are given, so that records of settings stay comparable.
-    given = {name: getattr(chosen, name) for name in ("optimizer", "asymmetric", *BYOL)}
+    given = {name: getattr(chosen, name) for name in ("optimizer", *_OF_BYOL)}
     settings |= {name: value for name, value in given.items() if value is not None}
-    if chosen.method != "byol" and (odd := {"asymmetric", *BYOL} & settings.keys()):
+    if chosen.method != "byol" and (odd := set(_OF_BYOL) & settings.keys()):
         parser.error(f"{', '.join(sorted(odd))}: for --method byol only")
+    if (odd := {"smallest", "upright"} & settings.keys()) and "asymmetric" not in settings:
+        parser.error(f"{', '.join(sorted(odd))}: of the views of --asymmetric only")
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     found = benchmarks.load(chosen.dataset)
     images = torch.from_numpy(found.train).to(device)

@@ -42,7 +42,7 @@ def votes_and_fixmatch_again(job: Training) -> nn.Module:
 
 def votes_and_kept_labels(job: Training) -> nn.Module:
     """Pipeline 2 with DenoiseSSL: of the student's labels those that agree with their cluster's majority."""
-    groups = semi.public_of(job).clusters(job.settings["clusters"]).members.cpu().numpy()
+    groups = semi.clusters_of(job, semi.public_of(job)).members.cpu().numpy()
     private = _labelled(job)
     guesses = denoise_ssl.majority(private.targets.argmax(dim=1), groups, job.vault.num_classes)
     return denoise_ssl.learn(job.model, job.inputs, private, guesses, fit=semi.learner_of(job))

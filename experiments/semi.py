@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from experiments import kept_distillations, networks, public_features
 from experiments.settings import named
 from labeldp.features.augment import Augment, compose, cutout, learned_view, scaled, strong_view, weak_view
+from labeldp.features.clusters import Clusters, SoftClusters
 from labeldp.features.encoders import OverCrops, begin_as, probe, probed
 from labeldp.learning import evidence
 from labeldp.learning.consensus import consensus
@@ -74,10 +75,15 @@ def kept_answers_and_fixmatch(job: Training) -> nn.Module:
             job.model, job.inputs, public.features, job.vault, epsilon=job.epsilon, delta=settings["delta"],
             share=settings["share"], fit=learner_of(job), tune=_tuning(job, public),
         )  # fmt: skip
-    clusters = public.clusters(settings["clusters"])
     return denoise_ssl.train(
-        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=learner_of(job), clusters=clusters
+        job.model, job.inputs, job.vault, epsilon=job.epsilon, fit=learner_of(job), clusters=clusters_of(job, public)
     )
+
+
+def clusters_of(job: Training, public: public_features.Public) -> Clusters | SoftClusters:
+    """So many clusters of the features as `clusters` says, by k-means, or with `by = "scan"` by SCAN."""
+    by = {"kmeans": public.clusters, "scan": public.scan}
+    return named("by", job.settings.get("by", "kmeans"), by)(job.settings["clusters"])
 
 
 def answers_and_two_networks(job: Training) -> nn.Module:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from experiments.settings import Run, chosen, expanded, first_seeds, quickened
 
@@ -25,6 +27,8 @@ class Table:
     groups: tuple[str, ...]
     figures: Figures
     note: str = ""
+    # Data sets of runs here → the paper's, whose figures they have, too.
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     def runs(self, *, seeds: int | None = None, quick: bool = False) -> list[Run]:
         """Its runs, with this many seeds instead of each group's own; quick ones have one seed and few epochs."""
@@ -50,10 +54,11 @@ class Table:
 
     def without_settings(self) -> dict[tuple[str, str], list[float]]:
         """The paper's figures that no run here is about: (data set, method) → epsilons."""
-        ours = {(run.dataset, run.method, run.epsilon, run.metric) for run in self.runs(seeds=1)}
+        runs = self.runs(seeds=1)
+        ours = {(self.beside.get(run.dataset, run.dataset), run.method, run.epsilon, run.metric) for run in runs}
         left: dict[tuple[str, str], list[float]] = {}
         for dataset, method, epsilon, metric in self.figures:
-            if (dataset, method, epsilon, metric) not in ours:
+            if dataset not in self.beside and (dataset, method, epsilon, metric) not in ours:
                 left.setdefault((dataset, method), []).append(epsilon)
         return left
 
@@ -67,14 +72,21 @@ def tables(folder: Path | None = None) -> dict[str, Table]:
     return {entry["name"]: _table(entry, rows, folder) for entry in entries}
 
 
-def _table(entry: dict[str, str], rows: list[dict[str, str]], folder: Path) -> Table:
-    figures = {
+def _table(entry: dict[str, Any], rows: list[dict[str, str]], folder: Path) -> Table:
+    printed = {
         (row["dataset"], row["method"], float(row["epsilon"]), row["metric"]): float(row["value"])
         for row in rows
         if row["table"] == entry["name"]
     }
-    groups = tuple(entry["groups"])
-    return Table(entry["name"], entry["title"], folder / entry["settings"], groups, figures, entry.get("note", ""))
+    beside: dict[str, str] = entry.get("beside", {})
+    figures = printed | {
+        (ours, method, epsilon, metric): value
+        for (dataset, method, epsilon, metric), value in printed.items()
+        for ours, theirs in beside.items()
+        if dataset == theirs
+    }
+    settings, groups = folder / entry["settings"], tuple(entry["groups"])
+    return Table(entry["name"], entry["title"], settings, groups, figures, entry.get("note", ""), beside)
 
 
 def select(runs: list[Run], epsilons: tuple[float, ...], methods: tuple[str, ...]) -> list[Run]:

@@ -19,14 +19,17 @@ if TYPE_CHECKING:
         seal_column,
         seal_numbers,
     )
+    from labeldp.data.own_images import read_images
     from labeldp.data.released import ReleasedLabels
     from labeldp.data.tables import read_private, read_released
 
 __all__ = [
-    "LEVELS", "OpenLabels", "PrivateData", "ReleasedLabels", "read", "read_columns", "read_private", "read_released",
-    "seal_classes", "seal_column", "seal_numbers",
+    "LEVELS", "OpenLabels", "PrivateData", "ReleasedLabels", "read", "read_columns", "read_images",
+    "read_private", "read_released", "seal_classes", "seal_column", "seal_numbers",
 ]  # fmt: skip
-_ELSEWHERE = {"ReleasedLabels": "released", "read_private": "tables", "read_released": "tables"}
+_ELSEWHERE = {
+    "ReleasedLabels": "released", "read_images": "own_images", "read_private": "tables", "read_released": "tables",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -134,11 +134,11 @@ def _png_part(official: Official, folder: Path, expected: int) -> LabelledImages
             f"{official.name}: {broken} of {len(paths)} files in {folder} are not readable {_SIDE}×{_SIDE} images. "
             "Which ones is not shown: their folders and names give the class away. Unpack the archive again"
         )
-    order = _order_of_content(images)
+    order = order_of_content(images)
     return images[order], np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
 
 
-def _order_of_content(images: Iterable[npt.NDArray[np.uint8]]) -> npt.NDArray[np.intp]:
+def order_of_content(images: Iterable[npt.NDArray[np.uint8]]) -> npt.NDArray[np.intp]:
     """Return an order that depends on the images only: file order is class order, and would be the labels themselves.
 
     Equal images are put in random order, because any fixed rule would follow their folders.

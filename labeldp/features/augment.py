@@ -95,14 +95,15 @@ def simclr_view(strength: float = 0.5, scale: Range = (0.08, 1.0), blur: float =
     return compose(*views, *([sometimes(random_blur(), blur)] if blur > 0 else []))
 
 
-def byol_views(scale: Range = (0.08, 1.0), solarise: float = 0.2) -> tuple[Augment, Augment]:
+def byol_views(scale: Range = (0.08, 1.0), solarise: float = 0.2, *, flip: bool = True) -> tuple[Augment, Augment]:
     """Return the two sides of a pair as in BYOL (Grill et al. 2020, appendix B), without its blur, for small images.
 
     Both are a resized crop, flip, colour jitter with chance 0.8 and greyscale with chance 0.2; the second is also
-    solarised, with chance `solarise`.
+    solarised, with chance `solarise`. Without `flip` none is mirrored, as suits digits and letters.
     """
     jitter = sometimes(colour_jitter(0.4, 0.4, 0.2, 0.1), 0.8)
-    first = compose(random_resized_crop(scale), random_flip(), jitter, random_greyscale(0.2))
+    mirrored = [random_flip()] if flip else []
+    first = compose(random_resized_crop(scale), *mirrored, jitter, random_greyscale(0.2))
     return first, compose(first, random_solarise(solarise))
 
 

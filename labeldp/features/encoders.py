@@ -19,6 +19,7 @@ from torch.nn.functional import interpolate
 
 from labeldp.features.cache import content_key, read_metadata, read_tensors, write_tensors
 from labeldp.features.extract import Scaling, as_float, checked_rows, fit_scaling, sample_rows
+from labeldp.features.published import MEAN, SPREAD, rebuilt
 from labeldp.learning.evidence import Objective
 from labeldp.learning.optimisers import adam, linear
 from labeldp.learning.train import fit
@@ -133,25 +134,47 @@ def load_encoder(path: Path | str, body: nn.Module | None = None) -> Encoder:
 
     Args:
         path: with `body`, its weights: safetensors, or a state dict written by `torch.save` (of the body, or of a
-            whole network whose names begin with "body."). Without, a TorchScript file, which brings its own network:
-            DINO, CLIP or any other is saved once by `torch.jit.trace(network, example).save(path)`.
+            whole network whose names begin with "body."). Without, weights of a ResNet as torchvision and timm name
+            them, or of a vision transformer as timm and DINO do, whose images are scaled as ImageNet's where the file
+            says nothing else (`labeldp.features.published`); or a TorchScript file, which brings its own network: CLIP
+            or any other is saved once by `torch.jit.trace(network, example).save(path)`.
         body: filled in place.
 
     Files of `torch.export` are refused: reading one can run any Python function it names.
     """
     path = Path(path)
-    if body is None:
+    if body is None and not _holds_weights(path):
         return Encoder(_Script(path))
-    saved, own = _weights(path), body.state_dict()
+    saved = _weights(path)
+    if body is None:
+        return _scaled_as(path, rebuilt(saved, path.name), MEAN, SPREAD)
+    own = body.state_dict()
     if all(f"body.{name}" in saved for name in own):
         saved = {name: saved[f"body.{name}"] for name in own}
     wrong = [name for name, value in own.items() if name not in saved or saved[name].shape != value.shape]
     if wrong:
         raise ValueError(f"{path.name} lacks {len(wrong)} of {len(own)} tensors by name and shape, such as {wrong[0]}")
     body.load_state_dict({name: saved[name] for name in own})
+    return _scaled_as(path, body)
+
+
+def _scaled_as(
+    path: Path, body: nn.Module, mean: tuple[float, ...] | None = None, spread: tuple[float, ...] | None = None
+) -> Encoder:
+    """Return an encoder whose images are scaled as the file says, or else like this."""
     notes = read_metadata(path) if path.suffix == ".safetensors" else {}
-    mean, spread = (_channels(notes.get(name)) for name in ("mean", "spread"))
-    return Encoder(body.eval(), mean, spread)
+    said = [_channels(notes.get(name)) for name in ("mean", "spread")]
+    return Encoder(body.eval(), said[0] or mean, said[1] or spread)
+
+
+def _holds_weights(path: Path) -> bool:
+    """Say whether it is a file of tensors, and none of a network: what `torch.save` writes keeps them in data.pkl."""
+    if path.suffix == ".safetensors":
+        return True
+    with path.open("rb") as file:
+        names = zipfile.ZipFile(file).namelist() if zipfile.is_zipfile(file) else []
+    parts = [name.split("/", 1)[-1] for name in names]
+    return "data.pkl" in parts and not any(part.startswith("code/") for part in parts)
 
 
 def _channels(note: str | None) -> tuple[float, ...] | None:

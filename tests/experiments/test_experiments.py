@@ -8,6 +8,7 @@ import pytest
 
 from experiments import adapters, records, report, run, synthetic
 from experiments.settings import Run, expanded, first_seeds, groups, quickened, runs
+from experiments.tables import tables
 from labeldp.data import benchmarks, files
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.recipes.catalogue import keys
@@ -123,6 +124,38 @@ def test_news_count_epochs_over_all_stages(settings, tmp_path):
     assert [news.epoch for news in heard] == [0, 1, 2, 2]
     assert all(0 < news.loss < 10 for news in heard[1:3])
     assert heard[-1].record == records.read(tmp_path / "out.jsonl")[0]
+
+
+FITTED = {"optimizer": "adam", "learning_rate": 1e-2, "weight_decay": 0.0, "augment": []}
+LINEAR = {
+    "rr": FITTED,
+    "debiased": FITTED,
+    "ssl_prior": {**FITTED, "clusters": 5},
+    "lp_mst": {**FITTED, "shares": [0.5, 0.5], "temperature": 1.0},
+    "labeldp_pro": {"optimizer": "sgd", "learning_rate": 1.0, "clip": 1.0, "denoiser": "no_op", "delta": 1e-5},
+}
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_a_linear_layer_on_features_takes_the_place_of_a_network(recipe):
+    common = {"dataset": synthetic.NAME, "model": "head", "epochs": 2, "batch_size": 32, "schedule": "linear"}
+    made = Run("tiny", recipe, 8.0, 1, {**common, "features": {"raw": True}, "recipe": recipe, **LINEAR[recipe]})
+    line = run.run_one(made, "cpu")
+    assert records.check(line) == []
+    # Without the features there is no layer, and a network that is none cannot be trained.
+    without = replace(made, settings={name: value for name, value in made.settings.items() if name != "features"})
+    with pytest.raises((ValueError, KeyError, RuntimeError)):
+        run.run_one(without, "cpu")
+
+
+def test_a_table_sets_our_features_beside_the_papers():
+    table = tables()["ghazi2024-table6"]
+    (ours,) = [r for r in table.runs(seeds=1) if (r.dataset, r.method, r.epsilon) == BYOL]
+    assert table.paper(ours) == table.figures["cifar10 simclr features", "dp-sgd", 0.5, "accuracy"] == 87.1
+    assert ("cifar10 simclr features", "dp-sgd") not in table.without_settings()
+
+
+BYOL = ("cifar10 byol features", "dp-sgd", 0.5)
 
 
 # --- lines --------------------------------------------------------------------------------------------------------

@@ -36,8 +36,9 @@ _ROW_BY_ROW = {
     nn.AdaptiveMaxPool2d, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
     nn.Hardtanh, nn.ReLU6,
 }  # fmt: skip
-# Numbers in memory at once: what the caches of a processor still bear, and what keeps a device busy.
-_CPU_FLOATS, _DEVICE_FLOATS = 1 << 24, 1 << 29
+# Numbers in memory at once: what keeps a device busy; on a processor 32 MiB, since an allocator hands more back to the
+# system after every chunk and takes it again page by page.
+_CPU_FLOATS, _DEVICE_FLOATS = 1 << 23, 1 << 29
 _CPU_ROWS, _DEVICE_ROWS = 128, 1 << 14
 _CACHED_FLOATS = 1 << 21
 
