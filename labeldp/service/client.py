@@ -212,8 +212,9 @@ class Connection:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             self._client = self._make()
+        trusted = ", the certificate of who signed its own (root_certs, --root-certs)" * self.address.startswith("grpc+tls")
         raise ServiceError(
-            f"the service at {self.address} cannot be reached ({failed}); check the address, and ask its owner"
+            f"the service at {self.address} cannot be reached ({failed}); check the address{trusted}, and ask its owner"
         )
 
 

@@ -20,6 +20,7 @@ from torch import nn  # noqa: E402
 from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
 from labeldp.learning.teachers import ridge_teachers  # noqa: E402
 from labeldp.recipes import labeldp_pro, pate  # noqa: E402
+from labeldp.recipes.catalogue import RECIPES  # noqa: E402
 from labeldp.service import jobs as jobs_module  # noqa: E402
 from labeldp.service import logbook, networks, tasks, wire  # noqa: E402
 from labeldp.service.audit import problems_of_store  # noqa: E402
@@ -100,6 +101,10 @@ def test_a_descent_gives_the_same_model_as_in_process(name, tmp_path):
         assert kinds(found) == ["job", "release"]
         assert problems_of_store(found.database, logbook.read(found.database)) == ()
         assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["home"]
+
+
+def test_every_job_of_the_catalogue_is_compared_here():
+    assert {*CASES, "pate_fm"} == {recipe.key for recipe in RECIPES if recipe.beside}
 
 
 @pytest.mark.slow

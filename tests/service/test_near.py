@@ -15,6 +15,7 @@ from labeldp.budgets.store import BudgetStore
 from labeldp.core.ledger import BudgetExceededError
 from labeldp.mechanisms.counts import LaplaceNoise
 from labeldp.mechanisms.moments import Moments
+from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.service import log, logbook, near, wire
 from labeldp.service.audit import problems_of_store
 from labeldp.service.wire import AccessError, WireError
@@ -156,7 +157,8 @@ def hostile(found, count, seed):
     """Send so many broken conversations; how many ended with an answer."""
     random, answered = np.random.default_rng(seed), 0
     for _ in range(count):
-        told, _ = header(found.named, QUESTION, again=False, request=secrets.token_hex(8))
+        question = QUESTION if random.random() < 0.5 else RandomizedResponse(1e-3, 3)
+        told, _ = header(found.named, question, again=False, request=secrets.token_hex(8))
         message = bytearray(wire.framed(told))
         if random.random() < 0.5:
             for place in random.integers(0, len(message), random.integers(1, 4)):
@@ -189,7 +191,8 @@ def hostile(found, count, seed):
 
 def test_some_hundred_broken_conversations(found):
     answered = hostile(found, 300, seed=1)
-    assert charges(found) <= answered
+    # Some were whole after all. What was charged is kept, also where whoever asked had hung up.
+    assert 0 < answered <= charges(found)
     # It still answers.
     assert asked(found)[0] == b"A"
 
