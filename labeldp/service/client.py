@@ -212,7 +212,9 @@ class Connection:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             self._client = self._make()
-        trusted = ", the certificate of who signed its own (root_certs, --root-certs)" * self.address.startswith("grpc+tls")
+        # gRPC does not say that it was the certificate.
+        tls = self.address.startswith("grpc+tls")
+        trusted = ", the certificate of who signed its own (root_certs, --root-certs)" if tls else ""
         raise ServiceError(
             f"the service at {self.address} cannot be reached ({failed}); check the address{trusted}, and ask its owner"
         )
