@@ -68,7 +68,7 @@ def test_processes_of_jobs_that_are_killed(tmp_path):
         for _ in range(int(os.environ.get("LABELDP_JOB_KILLS", "40"))):
             step = choose.randrange(6)
             begun = jobs.killed_at(found, found.remote(), step)
-            assert sorted(set(begun)) == begun == list(range(6))
+            assert begun == list(range(1, 7))
             steps[step] += 1
         print({"killed": sum(steps.values()), "at step": dict(sorted(steps.items()))})
         lines = logbook.read(found.database)
