@@ -231,6 +231,9 @@ def _sqlite(url: sa.URL) -> sa.Engine:
         connection.isolation_level = None
         connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute("PRAGMA foreign_keys = ON")
+        # A release of megabytes is written in one go: larger pages (of new stores), and room for them until the end.
+        connection.execute("PRAGMA page_size = 16384")
+        connection.execute("PRAGMA cache_size = -65536")
 
     @sa_event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:  # pyright: ignore[reportUnusedFunction]

@@ -148,6 +148,25 @@ def backup(file: Path, where: str, key: Path | None) -> None:
     click.echo(f"{file}: a copy of {where}")
 
 
+@access.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@with_store
+def page(file: Path, where: str, key: Path | None) -> None:
+    """Write a page for the owner to FILE: what each analyst has spent over time, tokens, certificates, the log.
+
+    One HTML file that needs no network and runs nothing. It can be written again at any time, beside a running service.
+    """
+    database, _ = _opened(where, key)
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise OptionError(f"{str(file)!r} is no file in a folder that is there; name one, such as owner.html")
+    try:
+        from labeldp.service.owner import write_page
+    except ImportError as error:
+        raise OptionError(str(error)) from None
+    write_page(database, file)
+    click.echo(f"{file}: as of now; open it in a browser")
+
+
 @click.group("log")
 def logs() -> None:
     """Read and check the log of a service: every release, grant and token, chained by hashes and signed."""

@@ -212,8 +212,11 @@ class Connection:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             self._client = self._make()
+        # gRPC does not say that it was the certificate.
+        tls = self.address.startswith("grpc+tls")
+        trusted = ", the certificate of who signed its own (root_certs, --root-certs)" if tls else ""
         raise ServiceError(
-            f"the service at {self.address} cannot be reached ({failed}); check the address, and ask its owner"
+            f"the service at {self.address} cannot be reached ({failed}); check the address{trusted}, and ask its owner"
         )
 
 

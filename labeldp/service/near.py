@@ -8,7 +8,7 @@ room left) asks through gRPC: the questions, checks, charges and answers are the
     frame     one letter for its kind, four bytes for its length, and that many bytes
     analyst   T token · A question with its columns · M question whose rows come in memory · R so many rows lie in the
               next slot · S that was all, and their check sum
-    service   A answer · E refusal · M memory, its file handed over · C a slot is free again
+    service   A answer · E refusal · M memory, its file handed over · C so many slots are free again
 
 **Shared memory is the analyst's to write, at any moment.** The service makes it, of a fixed size that nobody can change
 (sealed: a file cut off under a reader would end it), and opens nothing that an analyst names. Rows are copied out of it
@@ -114,7 +114,7 @@ class Memory:
         slots, each: how many there are, and their bytes.
     """
 
-    def __init__(self, file: int, slots: int = SLOTS, each: int = SLOT_BYTES) -> None:
+    def __init__(self, file: int, slots: int, each: int) -> None:
         self.file, self.slots, self.each = file, slots, each
         self._map = mmap.mmap(file, slots * each)
 
@@ -127,7 +127,7 @@ class Memory:
         try:
             os.ftruncate(file, SLOTS * SLOT_BYTES)
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return cls(file)
+            return cls(file, SLOTS, SLOT_BYTES)
         except BaseException:
             os.close(file)
             raise
@@ -270,15 +270,18 @@ class Shared:
         self._line.send(b"M", told, file=memory.file)
         slots = [memory.rows(slot, kind, width) for slot in range(memory.slots)]
         at_once = max(1, _COPIED // slots[0][0].nbytes)
-        copy, turn = np.empty((at_once, width), kind), 0
+        copy, turn, freed = np.empty((at_once, width), kind), 0, 0
         while count := self._announced(len(slots[0])):
             shared, turn = slots[turn], (turn + 1) % len(slots)
             for start in range(0, count, at_once):
                 part = copy[: min(count - start, at_once)]
                 # From here on nothing is read from the memory again.
                 np.copyto(part, shared[start : start + len(part)])
-                if start + at_once >= count:
-                    self._line.send(b"C", b"")
+                freed += start + at_once >= count
+                if 2 * freed >= len(slots):
+                    # Half of them at once: an analyst who waits is woken less often, which takes longer than a copy.
+                    self._line.send(b"C", freed.to_bytes(4, "little"))
+                    freed = 0
                 yield part
         self.unread = False
 
@@ -356,6 +359,7 @@ class Caller:
         """Write rows into slot after slot, each when it is free; return the answer where it comes before the end."""
         slots = [memory.rows(slot, kind, width) for slot in range(memory.slots)]
         free, turn, filled, total = len(slots), 0, 0, CheckSum()
+        at_once = max(1, _COPIED // slots[0][0].nbytes)
         for chunk in chunks:
             done = 0
             while done < len(chunk):
@@ -363,9 +367,10 @@ class Caller:
                     frame = self._line.take(_MOST_ANSWER)
                     if frame[0] != b"C":
                         return frame
-                    free += 1
+                    free += int.from_bytes(frame[1], "little")
                 slot = slots[turn]
-                count = min(len(chunk) - done, len(slot) - filled)
+                # Few rows at a time: they are read three times, and stay in the cache.
+                count = min(len(chunk) - done, len(slot) - filled, at_once)
                 part = chunk[done : done + count]
                 total.update(part)
                 np.copyto(slot[filled : filled + count], part)

@@ -578,13 +578,51 @@ def pack(release: Any) -> bytes:
     """Return a release as bytes: named arrays and JSON. The channel stays behind: who asked has it."""
     match release:
         case NoisyLabels():
-            kind, arrays, fields = "labels", {"responses": release.responses}, {}
+            kind = "labels"
+            arrays, fields = _narrowed(release.responses)
         case int():
             kind, arrays, fields = "winner", {}, {"winner": release}
         case _:
             kind, arrays, fields = kept.plain(release)
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return safetensors.numpy.save(whole, {"release": json.dumps({"kind": kind, **fields})})
+
+
+# Pieces of responses that stay in the cache.
+_NARROWED = 1 << 17
+
+
+def _narrowed(responses: Array) -> tuple[dict[str, Array], Settings]:
+    """Return responses in as few bits as they need: they are hashed, written to the disk and sent."""
+    flat = np.ascontiguousarray(responses).reshape(-1)
+    most = int(flat.max(initial=0)) if flat.dtype == np.uint8 else 255
+    fields = {"shape": list(responses.shape), "bits": 1 if most < 2 else 4 if most < 16 else 8}
+    if fields["bits"] == 1:
+        return {"responses": np.packbits(flat)}, fields
+    if fields["bits"] == 8:
+        return {"responses": responses}, fields
+    packed = np.empty(len(flat) // 2 + len(flat) % 2, np.uint8)
+    for start in range(0, len(flat) - 1, _NARROWED):
+        pair = flat[start : min(start + _NARROWED, len(flat) // 2 * 2)].view("<u2")
+        # Two bytes below 16 side by side: the lower byte of this has both.
+        packed[start // 2 : start // 2 + len(pair)] = (pair >> 4) | pair
+    if len(flat) % 2:
+        packed[-1] = flat[-1]
+    return {"responses": packed}, fields
+
+
+def _widened(packed: Array, shape: list[int], bits: int) -> Array:
+    """Return the responses of which `_narrowed` made this."""
+    size = math.prod(shape)
+    if bits == 1:
+        return np.unpackbits(packed, count=size).reshape(shape)
+    if bits == 8:
+        return packed.reshape(shape)
+    flat = np.empty(2 * len(packed), np.uint8)
+    for start in range(0, len(packed), _NARROWED):
+        byte = packed[start : start + _NARROWED].astype("<u2")
+        np.bitwise_and((byte << 4) | byte, 0x0F0F, out=flat[2 * start : 2 * (start + len(byte))].view("<u2"))
+    return flat[:size].reshape(shape)
 
 
 # In place of a release, where drawing it failed.
@@ -605,10 +643,11 @@ def unpack(content: bytes | memoryview, mechanism: Any) -> Any:
 
 def _rebuilt(kind: str, plain: Settings, arrays: Mapping[str, Array], mechanism: Any) -> Any:
     match kind:
-        case "labels" if isinstance(mechanism, BinnedResponse):
-            return NoisyValues(mechanism, arrays["responses"], mechanism.outputs)
         case "labels":
-            return NoisyLabels(mechanism, arrays["responses"])
+            responses = _widened(arrays["responses"], plain["shape"], plain["bits"])
+            if isinstance(mechanism, BinnedResponse):
+                return NoisyValues(mechanism, responses, mechanism.outputs)
+            return NoisyLabels(mechanism, responses)
         case "winner":
             return int(plain["winner"])
         case "failed":

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import threading
 import time
@@ -21,8 +22,9 @@ from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
 from labeldp.learning.teachers import ridge_teachers  # noqa: E402
 from labeldp.mechanisms.responses import RandomizedResponse  # noqa: E402
 from labeldp.recipes import labeldp_pro, pate  # noqa: E402
+from labeldp.recipes.catalogue import RECIPES  # noqa: E402
 from labeldp.service import jobs as jobs_module  # noqa: E402
-from labeldp.service import logbook, networks, tasks, worker  # noqa: E402
+from labeldp.service import logbook, networks, tasks, wire, worker  # noqa: E402
 from labeldp.service.audit import problems_of_store  # noqa: E402
 from labeldp.service.client import ServiceError  # noqa: E402
 from labeldp.service.jobs import Jobs  # noqa: E402
@@ -104,6 +106,10 @@ def test_a_descent_gives_the_same_model_as_in_process(name, tmp_path):
         assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["home"]
 
 
+def test_every_job_of_the_catalogue_is_compared_here():
+    assert {*CASES, "pate_fm"} == {recipe.key for recipe in RECIPES if recipe.beside}
+
+
 @pytest.mark.slow
 def test_teachers_vote_beside_the_labels(tmp_path):
     few = pate.Ballot(teachers=20, queries=12, responses=6)
@@ -124,24 +130,81 @@ def test_teachers_vote_beside_the_labels(tmp_path):
         assert remote.spent() == pytest.approx(here.certificate.epsilon, rel=1e-6)
 
 
+def killed_at(found, vault, step, **more):
+    """Train, with the job's process killed when its draw of this step has begun; which draws were begun."""
+    begin, begun = found.jobs._store.begin, []
+
+    def counted(dataset, plan, number, index, most):
+        begin(dataset, plan, number, index, most)
+        begun.append(index)
+        if len(begun) == step + 1:
+            (job,) = found.jobs._running.values()
+            os.kill(job.process.pid, signal.SIGKILL)
+
+    found.jobs._store.begin = counted
+    try:
+        train(vault, **more)
+    finally:
+        found.jobs._store.begin = begin
+    return begun
+
+
+def hostile_jobs(found, count, seed):
+    """Send so many jobs with something wrong in each; how each of them ended."""
+    from tests.service.hostile import WRONG, Fuzzer, changed, places
+
+    remote, sent, choose = found.remote(), [], random.Random(seed)
+    exchange = remote._connection.exchange
+
+    def kept(header, schema, batches):
+        if header["do"] == "job":
+            sent.append((header, np.concatenate([wire.from_batch(schema, each)["byte"] for each in batches()])))
+        return exchange(header, schema, batches)
+
+    remote._connection.exchange = kept
+    train(remote)
+    ((header, content),) = sent
+    fuzzer, ended = Fuzzer(found.connection(), header["rows"], seed), []
+    for number in range(count):
+        told, bytes_ = {**header, "request": f"{seed} {number}"}, content.copy()
+        kind = choose.randrange(8)
+        if kind < 5:
+            told = changed(told, choose.choice([path for path in places(told) if path]), choose.choice(WRONG))
+        elif kind == 5:
+            bytes_[choose.randrange(min(len(bytes_), 400))] ^= choose.randrange(1, 256)
+        elif kind == 6:
+            bytes_ = bytes_[: choose.randrange(1, len(bytes_))]
+        else:
+            told = {
+                "do": choose.choice(["job", "fetch", "bind"]), "dataset": told["dataset"],
+                "request": choose.choice(WRONG), "delta": choose.choice(WRONG),
+            }  # fmt: skip
+        batch = wire.to_batch(wire.arrow_schema({"byte": ("uint8", None)}), {"byte": bytes_})
+        ended.append(fuzzer.exchange(json.dumps(told, allow_nan=True).encode(), {}, batch))
+    while found.jobs._running:
+        time.sleep(0.1)
+    return ended
+
+
 @pytest.mark.slow
 def test_a_killed_process_goes_on_and_draws_nothing_twice(tmp_path):
     with running(tmp_path) as found:
-        remote, killed = found.remote(), []
-        begin = found.jobs._store.begin
-
-        def counted(dataset, plan, number, index, most):
-            begin(dataset, plan, number, index, most)
-            if index == 4 and not killed:
-                killed.append(index)
-                (job,) = found.jobs._running.values()
-                os.kill(job.process.pid, signal.SIGKILL)
-
-        found.jobs._store.begin = counted
-        train(remote)
-        assert killed == [4]
+        remote = found.remote()
+        begun = killed_at(found, remote, 4)
+        assert len(begun) == len(set(begun)) > 4
         assert kinds(found) == ["job", "release"]
         assert remote.spent() == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_jobs_with_something_wrong_end_in_a_sentence_and_cost_what_is_logged(tmp_path):
+    from tests.service.hostile import KINDS
+
+    with running(tmp_path) as found:
+        outcomes = {kind for kind, _ in hostile_jobs(found, 20, seed=3)}
+        assert outcomes <= {*KINDS, "ok"}
+        assert "message" in outcomes
+        assert problems_of_store(found.database, logbook.read(found.database)) == ()
 
 
 @pytest.mark.slow

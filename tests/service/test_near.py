@@ -17,6 +17,7 @@ from labeldp.budgets.store import BudgetStore
 from labeldp.core.ledger import BudgetExceededError
 from labeldp.mechanisms.counts import LaplaceNoise
 from labeldp.mechanisms.moments import GridSum, Moments
+from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.service import log, logbook, near, wire
 from labeldp.service.audit import problems_of_store
 from labeldp.service.wire import AccessError, WireError
@@ -178,30 +179,29 @@ def test_memory_keeps_its_size(found):
 
 def test_rows_are_read_once(found, monkeypatch):
     """A slot that is overwritten after it was taken changes nothing: what is added up is a copy."""
-    line = caller(found)
+    # Slots are so small that all of them are used more than once.
+    monkeypatch.setattr(near, "SLOT_BYTES", 1 << 15)
     told, _ = header(found.named, QUESTION, again=False)
-    send = near.Line.send
+    send, rows, slots, overwritten = near.Line.send, near.Memory.rows, {}, []
 
     def late(self, kind, *parts, file=None):
-        send(self, kind, *parts, file=file)
         if kind == b"C":
-            for slot in slots:
-                slot[:] = np.nan
-
-    slots = []
-    rows = near.Memory.rows
+            for _ in range(int.from_bytes(parts[0], "little")):
+                slots[len(overwritten) % near.SLOTS][:] = np.nan
+                overwritten.append(kind)
+        send(self, kind, *parts, file=file)
 
     def seen(self, slot, kind, width):
-        found = rows(self, slot, kind, width)
-        slots.append(found)
-        return found
+        return slots.setdefault(slot, rows(self, slot, kind, width))
 
     monkeypatch.setattr(near.Memory, "rows", seen)
     monkeypatch.setattr(near.Line, "send", late)
+    line = caller(found)
     kind, content = line.ask_rows(wire.framed(told), [X], "float64", WIDTH)
     line.close()
     slots.clear()
     assert kind == b"A"
+    assert len(overwritten) > near.SLOTS
     assert bytes(wire.unframed(content)[1]) == wire.pack(labels(ROWS)[0].release(QUESTION))
     assert charges(found) == 1
 
@@ -220,7 +220,8 @@ def hostile(found, count, seed):
     """Send so many broken conversations; how many ended with an answer."""
     random, answered = np.random.default_rng(seed), 0
     for _ in range(count):
-        told, _ = header(found.named, QUESTION, again=False, request=secrets.token_hex(8))
+        question = QUESTION if random.random() < 0.5 else RandomizedResponse(1e-3, 3)
+        told, _ = header(found.named, question, again=False, request=secrets.token_hex(8))
         message = bytearray(wire.framed(told))
         if random.random() < 0.5:
             for place in random.integers(0, len(message), random.integers(1, 4)):
@@ -253,7 +254,8 @@ def hostile(found, count, seed):
 
 def test_some_hundred_broken_conversations(found):
     answered = hostile(found, 300, seed=1)
-    assert charges(found) <= answered
+    # Some were whole after all. What was charged is kept, also where whoever asked had hung up.
+    assert 0 < answered <= charges(found)
     # It still answers.
     assert asked(found)[0] == b"A"
 
