@@ -5,8 +5,8 @@
     python scripts/changelog.py --release 1.0.0    head it with version and date, set the version, remove the notes
     python scripts/changelog.py --check            exit with 1 where CHANGELOG.md lacks a note
 
-Notes are named NUMBER-topic.md, or topic.md. Each paragraph that begins with "Added:", "Changed:", "Removed:", "Fixed:" or
-"Security:" is a line under that heading; one that begins with none of them belongs to the line before it, or is a change.
+Notes are named NUMBER-topic.md, or topic.md. Each paragraph that begins with "Added:", "Changed:", "Removed:", "Fixed:"
+or "Security:" is a line under that heading. Another paragraph belongs to the line before it, or is a change.
 Lines come newest number first, and released sections stay as they are. While a version is being prepared, notes go on
 arriving, and the first command puts them in. The version is written in pyproject.toml, and CITATION.cff repeats it.
 """

@@ -327,11 +327,14 @@ def usable(parts: Iterable[tuple[Codes, int]], classes: tuple[str, ...]) -> Iter
 
 def _check_usable(unusable: int, missing: int, rows: int, classes: tuple[str, ...]) -> None:
     if unusable:
-        raise TableError(
-            f"{unusable - missing} of {rows} labels read so far are not among the declared classes {listed(classes)} "
-            f"and {missing} are missing; declare every class exactly as it is written, and settle missing labels "
-            "beforehand"
-        )
+        wrong, parts, advice = unusable - missing, [], []
+        if wrong:
+            parts.append(f"{wrong:,} are not among the declared classes {listed(classes)}")
+            advice.append("declare every class exactly as the table has it, spaces and capital letters included")
+        if missing:
+            parts.append(f"{missing:,} are missing")
+            advice.append("leave out rows without a label, or give them a class of their own")
+        raise TableError(f"of {rows:,} labels read so far, {' and '.join(parts)}; {', and '.join(advice)}")
 
 
 def check_prior(prior: FloatArray, rows_before: int) -> FloatArray:

@@ -276,7 +276,7 @@ MISTAKES = {
     one_class: "declare at least two",
     a_class_named_twice: "declare each class once",
     a_label_outside_the_classes: "declare every class exactly as it is written",
-    a_missing_label: "settle missing labels beforehand",
+    a_missing_label: "leave out rows without a label",
     no_epsilon: "for example --epsilon 1",
     an_epsilon_that_is_no_number: "epsilon='small' is not a number; give one above 0",
     an_epsilon_of_zero: "give one above 0",

@@ -147,7 +147,7 @@ def test_the_ledger_shows_epsilon_so_far_and_how_it_grew(tmp_path):
 def test_seeded_noise_is_called_what_it_is(tmp_path):
     text = read(page(gather(saved(tmp_path / "model", result(rng=SecureRandom(seed=1)))))).text
     assert "This result does not verify." in text
-    assert "Not private: the noise came from a seed" in text
+    assert "This is not private: the noise came from a seed" in text
 
 
 def test_revealed_labels_are_called_what_they_are(tmp_path):
@@ -174,7 +174,7 @@ def test_revealed_labels_are_called_what_they_are(tmp_path):
 def test_without_open_labels_it_says_so(tmp_path):
     made = page(gather(saved(tmp_path / "model", result(test=None))))
     text = read(made).text
-    assert "Not measured on labels" in text
+    assert "It was not measured" in text
     assert "this model, measured" not in made
 
 
@@ -362,7 +362,7 @@ def test_what_rows_set_aside_measured_is_shown_and_stands_in_for_open_labels(tmp
     assert facts.score == 0.8
     assert "<script>" not in text
     assert "80.0% ± 5.0" in read.text
-    assert "Right for 80.0% ± 5.0 of 300 rows that were set aside." in read.text
+    assert "The model is right on 80.0% ± 5.0 of 300 rows that were set aside." in read.text
     assert "Trained on 2,700 secret labels" in read.text
     for title in ("Confusion matrix", "ROC curve", "Reliability diagram"):
         assert f"<title>{title}</title>" in text
@@ -386,9 +386,9 @@ def test_the_page_begins_with_how_good_it_is_beside_what_needs_no_model(tmp_path
     read = Reader(page(gather(saved(tmp_path / "model", result(test=None, evaluation=own())))))
     order = [read.text.index(words) for words in ("80.0%", "How good it is", "What is promised", "What it cost")]
     assert order == sorted(order)
-    assert "Always saying “no”, the most frequent class, would be right for 61.0%." in read.text
+    assert "Always predicting “no”, the most frequent class, would be right on 61.0%." in read.text
     first = read.text[: read.text.index("How good it is")]
-    for words in ("accuracy", "always the most frequent class", "AUC", "ε", "δ", "odds of a label move by", "method"):
+    for words in ("accuracy", "always the most frequent class", "AUC", "ε", "δ", "odds move by at most", "method"):
         assert words in first, words
 
 
@@ -396,7 +396,7 @@ def test_open_labels_and_rows_set_aside_stand_side_by_side(tmp_path):
     read = Reader(page(gather(saved(tmp_path / "model", result(test=0.84, evaluation=own())))))
     assert "rows set aside" in read.text
     assert "public test rows" in read.text
-    assert "Right for 84.0% of 500 rows with public labels." in read.text
+    assert "The model is right on 84.0% of 500 rows with public labels." in read.text
 
 
 def test_accuracy_against_epsilon_has_this_models_own_point_and_its_error_bar(tmp_path):
@@ -417,7 +417,7 @@ def test_without_a_measure_there_is_no_chart_of_something_else(tmp_path):
     facts = gather(saved(tmp_path / "model", result(test=None)))
     assert against_epsilon(facts) is None
     read = Reader(page(facts))
-    assert "Not measured on labels" in read.text
+    assert "It was not measured" in read.text
     assert "not measured" in read.text[: read.text.index("How good it is")]
 
 
@@ -443,7 +443,7 @@ def test_methods_are_compared_for_the_rows_and_the_machine_that_the_model_was_ch
 def test_the_card_begins_with_how_good_how_private_and_how_to_check(tmp_path):
     card = (saved(tmp_path / "model", result(test=None, evaluation=own())) / "model_card.md").read_text()
     first = card[: card.index("## What is protected")]
-    assert "**How good it is**: Right for 80.0% ± 5.0 of 300 rows that were set aside." in first
+    assert "**How good it is**: The model is right on 80.0% ± 5.0 of 300 rows that were set aside." in first
     assert "**How private it is**: ε = 1, δ = 0, for one label. Whoever sees" in first
     assert "`labeldp verify model`" in first
     bare = (saved(tmp_path / "bare", result(test=None)) / "model_card.md").read_text()
