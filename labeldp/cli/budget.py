@@ -124,7 +124,10 @@ def create(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 @with_store
 def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
-    """Show what may be spent on each data set, and what was (on NAME alone, if given)."""
+    """Show each budget, and what is left of it.
+
+    With NAME, show that data set alone.
+    """
     store = store_class().open(where, key=key, create=False)
     kept = store.datasets() if name is None else (store.dataset(name),)
     if as_json:
@@ -141,7 +144,7 @@ def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
 @with_signature
 @with_store
 def history(name: str, as_json: bool, out: Path | None, sign: Path | None, where: str, key: Path | None) -> None:
-    """Show who queried a data set, when, with what, and what came of it."""
+    """Show who spent what on a data set, and when."""
     if sign is not None and out is None:
         raise OptionError("--sign needs --out: there is no file to sign")
     signer = None if sign is None else signing_key(sign, out)
@@ -167,7 +170,10 @@ def history(name: str, as_json: bool, out: Path | None, sign: Path | None, where
 @budget.command("key")
 @click.argument("file", type=click.Path(path_type=Path))
 def make_key(file: Path) -> None:
-    """Make the key of a store that a team shares (a store in a file makes its own)."""
+    """Make the key of a store that a team shares.
+
+    A store in a file makes its own.
+    """
     from labeldp.budgets.keys import StoreKeyError
     from labeldp.budgets.keys import make_key as made
 

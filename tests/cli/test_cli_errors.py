@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from labeldp.budgets.store import BudgetStore
+from labeldp.cli import app
 from labeldp.cli.app import main
 from labeldp.estimator import spending
 from tests.cli.clihelp import CLASSES, HEADER, SECRET, labeldp, rows, train, write_csv
@@ -266,16 +268,16 @@ MISTAKES = {
     a_missing_file: "give the path",
     a_name_that_is_neither_file_nor_data_set: "the data sets are adult, mnist",
     a_data_set_that_is_not_there: "set LABELDP_DATA",
-    a_wrong_kind_of_file: "must end in .parquet",
+    a_wrong_kind_of_file: "is a spreadsheet; save it as CSV",
     a_damaged_parquet_file: "it is damaged, encrypted or not Parquet; restore it",
     an_empty_table: "give a table with some",
     no_public_column: "public features",
     a_misspelt_label: "did you mean 'age'?",
     no_label: "name the secret column",
     no_classes: "declare every class",
-    one_class: "declare at least two",
+    one_class: "list every class, separated by commas",
     a_class_named_twice: "declare each class once",
-    a_label_outside_the_classes: "declare every class exactly as it is written",
+    a_label_outside_the_classes: "declare every class exactly as the table has it",
     a_missing_label: "leave out rows without a label",
     no_epsilon: "for example --epsilon 1",
     an_epsilon_that_is_no_number: "epsilon='small' is not a number; give one above 0",
@@ -405,6 +407,24 @@ def test_an_interrupted_process_leaves_no_folder_and_its_charge(place, paying, h
         check_interrupted(place, paying, process.returncode, said)
     assert not (place / "out").exists()
     assert len(BudgetStore.open("budgets.db", create=False).history("t")) == 1
+
+
+def test_an_interruption_that_a_library_swallows_is_one(place, monkeypatch, capsys):
+    """Interrupted within an import, a library may raise what it likes: seen as an AttributeError on a busy machine."""
+
+    def swallowed(*_, **__):
+        try:
+            app.stop(signal.SIGINT, None)
+        except KeyboardInterrupt:
+            raise AttributeError(f"row 3 has {SECRET}") from None
+
+    monkeypatch.setattr(app, "_stopped", threading.Event())
+    monkeypatch.setattr("labeldp.estimator.LabelDPClassifier.fit", swallowed)
+    assert train(place / "t.csv", "out") == 2
+    said = capsys.readouterr().err
+    assert "labeldp: interrupted; nothing was written" in said
+    assert SECRET not in said
+    assert not (place / "out").exists()
 
 
 def test_an_unexpected_failure_quotes_nothing(place, monkeypatch, capsys):

@@ -122,7 +122,7 @@ def test_01_a_misspelt_label(here):
 def test_02_a_class_is_missing_or_wrong(here):
     words = refused(train("t.csv", classes="none,mild"), "not among the declared classes 'none', 'mild'")
     assert "severe" not in words
-    assert "declare every class exactly as it is written" in words
+    assert "declare every class exactly as the table has it" in words
 
 
 def test_03_rows_without_a_label(here):
@@ -133,7 +133,7 @@ def test_03_rows_without_a_label(here):
 
 
 def test_04_epsilon_is_text(here):
-    refused(train("t.csv", epsilon="0,5"), "epsilon='0,5' is not a number; give one above 0")
+    refused(train("t.csv", epsilon="0,5"), "epsilon='0,5' is not a number", "give one above 0")
 
 
 @pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "inf"])
