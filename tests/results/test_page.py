@@ -8,8 +8,8 @@ import pytest
 
 from labeldp.choosing.choice import choose
 from labeldp.core.random import SecureRandom
-from labeldp.results.card import belief_after, belief_below
-from labeldp.results.evaluation import Measure
+from labeldp.results.card import Story, belief_after, belief_below, headline
+from labeldp.results.evaluation import Evaluation, Measure
 from labeldp.results.facts import gather
 from labeldp.results.folder import ArtifactError
 from labeldp.results.report import against_epsilon, growth, methods_section, page, write_page
@@ -148,6 +148,28 @@ def test_seeded_noise_is_called_what_it_is(tmp_path):
     text = read(page(gather(saved(tmp_path / "model", result(rng=SecureRandom(seed=1)))))).text
     assert "This result does not verify." in text
     assert "This is not private: the noise came from a seed" in text
+    assert "Do not share it: it does not verify." in text
+    assert "Give the whole folder to anyone" not in text
+
+
+def test_numbers_whose_r2_noise_hides_are_not_called_unmeasured():
+    """Seen on a table of rents: no R², a mean absolute error, and a page that said that nothing was measured."""
+    story = Story("t", "rent", None, 500, ("size",), "one_shot", "", 1.0, 0.0, (0.0, 3000.0))
+    own = Evaluation(50, 1.0, {"mean_absolute_error": Measure(151.0, 59.0)})
+    said = "On average, predictions are off by 151 ± 59, measured on 50 rows that were set aside."
+    assert headline(story, {}, own) == said
+    assert headline(story, {}, None) == ""
+    assert headline(story, {"r2": 0.5, "mean_absolute_error": 2.0, "rows": 9}, own).startswith("R² is 0.500 on 9 rows")
+
+
+def test_the_first_screen_says_how_good_what_it_means_and_how_to_share_it(tmp_path):
+    text = read(page(gather(saved(tmp_path / "model", result())))).text
+    first = text[: text.index("How good it is")]
+    assert "How good is it?" in first
+    assert "What does ε = 1 mean? Whoever sees the result can change their odds" in " ".join(first.split())
+    assert "Someone who considers two values equally likely can become at most 73.2% sure of one of them." in first
+    assert "Give the whole folder to anyone: it contains no labels" in first
+    assert "labeldp verify model" in first
 
 
 def test_revealed_labels_are_called_what_they_are(tmp_path):
