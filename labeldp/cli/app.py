@@ -11,8 +11,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from threading import Event
-from types import FrameType
 
 import click
 
@@ -22,7 +20,7 @@ from labeldp.cli.audit import audit
 from labeldp.cli.budget import budget
 from labeldp.cli.demo import demo
 from labeldp.cli.keys import keys
-from labeldp.cli.options import OptionError, Refusal, takes_config
+from labeldp.cli.options import OptionError, takes_config
 from labeldp.cli.plan import plan
 from labeldp.cli.predict import predict
 from labeldp.cli.privatize import privatize
@@ -32,10 +30,10 @@ from labeldp.cli.serve import health, serve
 from labeldp.cli.train import launched, train
 from labeldp.cli.verify import verify
 
+# What a refused command ends with.
+_REFUSED = 2
 # Commands that may be called by another name.
 _ALSO = {"choose": "plan"}
-_INTERRUPTED = "interrupted; nothing was written (a charge already made stays in its journal or store)"
-_stopped = Event()
 
 
 class Commands(click.Group):
@@ -57,10 +55,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the `labeldp` command and end the process; a termination counts as an interruption."""
-    signal.signal(signal.SIGTERM, stop)
-    # Where a shell runs it in the background, Ctrl-C is not for it.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if launched() and os.environ["RANK"] != "0":
         # One rank speaks. Training alone is shared: any other command is the first rank's, or it would be done twice.
         given = sys.argv[1:] if arguments is None else list(arguments)
@@ -69,15 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(arguments))
 
 
-def stop(number: int, frame: FrameType | None) -> None:
-    """Interrupt the command, and remember that: what a library makes of the interruption may be another error."""
-    _stopped.set()
-    signal.default_int_handler(number, frame)
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; whatever goes wrong is one sentence on stderr."""
-    _stopped.clear()
     try:
         # Outside of standalone mode click hands back the code of an early exit, and None otherwise.
         return cli.main(args=arguments, prog_name="labeldp", standalone_mode=False) or 0
@@ -91,7 +79,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         sentence = error.format_message()
     except (KeyboardInterrupt, click.Abort):
-        sentence = _INTERRUPTED
+        sentence = "interrupted; nothing was written (a charge already made stays in its journal or store)"
     except ValueError as error:
         sentence = str(error)
     except OSError as error:
@@ -103,8 +91,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             f"unexpected {type(error).__name__}; its message is withheld because it could quote a label "
             "(set LABELDP_DEBUG=1 to see it). Nothing was written"
         )
-    click.echo(f"labeldp: {_INTERRUPTED if _stopped.is_set() else sentence}", err=True)
-    return Refusal.exit_code
+    click.echo(f"labeldp: {sentence}", err=True)
+    return _REFUSED
 
 
 for _command in (

@@ -348,7 +348,8 @@ def _data(
         )
     if len(classes) < 2:
         raise OptionError(
-            f"--classes names only {', '.join(classes)!r}; list every class, separated by commas, for example --classes no,yes"
+            f"--classes names only {', '.join(classes)!r}; list every class, separated by commas, for example "
+            "--classes no,yes"
         )
     return read(table, label, classes, report=report, **how)
 
