@@ -327,14 +327,15 @@ def usable(parts: Iterable[tuple[Codes, int]], classes: tuple[str, ...]) -> Iter
 
 def _check_usable(unusable: int, missing: int, rows: int, classes: tuple[str, ...]) -> None:
     if unusable:
-        wrong, parts, advice = unusable - missing, [], []
-        if wrong:
-            parts.append(f"{wrong:,} are not among the declared classes {listed(classes)}")
-            advice.append("declare every class exactly as the table has it, spaces and capital letters included")
-        if missing:
-            parts.append(f"{missing:,} are missing")
-            advice.append("leave out rows without a label, or give them a class of their own")
-        raise TableError(f"of {rows:,} labels read so far, {' and '.join(parts)}; {', and '.join(advice)}")
+        wrong, of = unusable - missing, f"of {rows} labels read so far are"
+        exactly = "declare every class exactly as the table has it, spaces and capital letters included"
+        absent = "leave out rows without a label, or give them a class of their own"
+        if not wrong:
+            raise TableError(f"{missing} {of} missing; {absent}")
+        among = f"{wrong} {of} not among the declared classes {listed(classes)}"
+        if not missing:
+            raise TableError(f"{among}; {exactly}")
+        raise TableError(f"{among} and {missing} are missing; {exactly}, and {absent}")
 
 
 def check_prior(prior: FloatArray, rows_before: int) -> FloatArray:
