@@ -5,9 +5,10 @@
     python scripts/changelog.py --release 1.0.0    head it with version and date, set the version, remove the notes
     python scripts/changelog.py --check            exit with 1 where CHANGELOG.md lacks a note
 
-Notes are named NUMBER-topic.md, or topic.md, and come newest number first; released sections stay as they are. While a
-version is being prepared, notes go on arriving, and the first command puts them in. The version is written in
-pyproject.toml, and CITATION.cff repeats it.
+Notes are named NUMBER-topic.md, or topic.md. Each paragraph that begins with "Added:", "Changed:", "Removed:", "Fixed:"
+or "Security:" is a line under that heading. Another paragraph belongs to the line before it, or is a change.
+Lines come newest number first, and released sections stay as they are. While a version is being prepared, notes go on
+arriving, and the first command puts them in. The version is written in pyproject.toml, and CITATION.cff repeats it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ What changed for users, newest first. Made by `scripts/changelog.py` from the no
 between versions is in [docs/versions.md](docs/versions.md).
 """
 UNRELEASED = "Unreleased"
+# As https://keepachangelog.com has them.
+KINDS = ("Added", "Changed", "Removed", "Fixed", "Security")
 _PENDING = re.compile(r"^## (Unreleased|\S+ \(unreleased\))$", re.M)
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 
@@ -47,25 +50,49 @@ def name(note: tuple[int, str, str]) -> str:
     return f"{note[0]}-{note[1]}.md" if note[0] else f"{note[1]}.md"
 
 
-def section(title: str, listed: list[tuple[int, str, str]]) -> str:
-    """Return a section with one line for each note.
+def entries(note: tuple[int, str, str]) -> list[tuple[str, str]]:
+    """Return the lines of a note, each with its kind.
 
-    >>> print(section("Unreleased", [(6, "command-line", "`labeldp train` trains.")]))
+    >>> entries((6, "command-line", "Added: `labeldp train` trains.\\n\\nFixed: It ends."))
+    [('Added', '- `labeldp train` trains. (#6)'), ('Fixed', '- It ends. (#6)')]
+    """
+    number, _, text = note
+    found: list[tuple[str, str]] = []
+    for paragraph in text.split("\n\n"):
+        kind, _, rest = paragraph.partition(":")
+        if kind in KINDS:
+            found.append((kind, rest))
+        elif found:
+            found[-1] = (found[-1][0], f"{found[-1][1]}\n\n{paragraph}")
+        else:
+            found.append(("Changed", paragraph))
+    lines = []
+    for kind, whole in found:
+        first, *more = whole.split("\n\n")
+        line = " ".join(["-", *first.split(), *([f"(#{number})"] if number else [])])
+        # Lists and tables stay as they are, below the line.
+        below = [f"  {row}".rstrip() for row in "\n\n".join(more).splitlines()]
+        lines.append((kind, "\n".join([line, *(["", *below] if more else [])])))
+    return lines
+
+
+def section(title: str, listed: list[tuple[int, str, str]]) -> str:
+    """Return a section with a line for each change, under the headings of their kinds.
+
+    >>> print(section("Unreleased", [(6, "command-line", "Added: `labeldp train` trains.")]))
     ## Unreleased
     <BLANKLINE>
-    - **Command line.** `labeldp train` trains. (#6)
+    ### Added
+    <BLANKLINE>
+    - `labeldp train` trains. (#6)
     <BLANKLINE>
     """
     lines = [f"## {title}", ""]
-    for number, topic, text in listed:
-        first, *more = text.split("\n\n")
-        begin = f"- **{topic.replace('-', ' ').capitalize()}.**"
-        if first.startswith(("- ", "| ", "#")):
-            first, more = "", text.split("\n\n")
-        lines.append(" ".join([begin, *first.split(), *([f"(#{number})"] if number else [])]))
-        # Lists and tables stay as they are, below the line.
-        lines += ["", *(f"  {line}".rstrip() for line in "\n\n".join(more).splitlines()), ""] if more else []
-    return "\n".join([*lines, ""])
+    every = [entry for note in listed for entry in entries(note)]
+    for kind in KINDS:
+        if chosen := [line for found, line in every if found == kind]:
+            lines += [f"### {kind}", "", *chosen, ""]
+    return "\n".join(lines)
 
 
 def released(text: str) -> str:
@@ -107,7 +134,7 @@ def main() -> None:
     if given.check:
         text = (given.root / "CHANGELOG.md").read_text(encoding="utf-8")
         listed = notes(given.root)
-        missing = [name(one) for one in listed if section("", [one]).split("\n", 2)[2].strip() not in text]
+        missing = [name(one) for one in listed if any(line not in text for _, line in entries(one))]
         if missing:
             print(f"CHANGELOG.md lacks {', '.join(missing)}; run: python scripts/changelog.py")
         sys.exit(bool(missing))

@@ -70,13 +70,15 @@ def test_the_changelog_is_made_of_notes(tmp_path):
     notes = tmp_path / "changelog.d"
     notes.mkdir()
     (notes / "README.md").write_text("One file per change.")
-    (notes / "2-first-thing.md").write_text("Something\nis new.\n")
-    (notes / "10-later.md").write_text("More is new.\n")
+    (notes / "2-first-thing.md").write_text("Added: Something\nis new.\n")
+    (notes / "10-later.md").write_text("More is new.\n\n| a | b |\n\nFixed: It ends.\n\nAdded: A thing.\n")
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
     (tmp_path / "CITATION.cff").write_text("version: 0.1.0\n")
     assert changelog(tmp_path).returncode == 0
     text = (tmp_path / "CHANGELOG.md").read_text()
-    assert "## Unreleased\n\n- **Later.** More is new. (#10)\n- **First thing.** Something is new. (#2)\n" in text
+    added = "### Added\n\n- A thing. (#10)\n- Something is new. (#2)\n"
+    rest = "### Changed\n\n- More is new. (#10)\n\n  | a | b |\n\n### Fixed\n\n- It ends. (#10)\n"
+    assert f"## Unreleased\n\n{added}\n{rest}" in text
     assert changelog(tmp_path, "--check").returncode == 0
     (notes / "11-last.md").write_text("The end.")
     assert "lacks 11-last.md" in changelog(tmp_path, "--check").stdout
@@ -87,12 +89,12 @@ def test_the_changelog_is_made_of_notes(tmp_path):
     assert changelog(tmp_path).returncode == 0
     text = (tmp_path / "CHANGELOG.md").read_text()
     assert re.findall(r"^## .*", text, re.M) == ["## 1.0.0 (unreleased)"]
-    assert re.findall(r"\(#(\d+)\)", text) == ["13", "11", "10", "2"]
+    assert re.findall(r"\(#(\d+)\)", text) == ["10", "2", "13", "11", "10", "10"]
     assert 'version = "1.0.0"' in (tmp_path / "pyproject.toml").read_text()
     (notes / "13-late.md").unlink()
     assert changelog(tmp_path, "--release", "1.0.0").returncode == 0
     text = (tmp_path / "CHANGELOG.md").read_text()
-    assert re.search(r"^## 1\.0\.0 \(\d{4}-\d\d-\d\d\)\n\n- \*\*Last\.\*\* The end\. \(#11\)", text, re.M)
+    assert re.search(r"^## 1\.0\.0 \(\d{4}-\d\d-\d\d\)$.*^- The end\. \(#11\)$", text, re.M | re.S)
     assert "Unreleased" not in text
     assert [path.name for path in notes.iterdir()] == ["README.md"]
     assert 'version = "1.0.0"' in (tmp_path / "pyproject.toml").read_text()

@@ -22,10 +22,10 @@ _ROLES = ("owner", "analyst", "auditor")
 
 @click.group()
 def access() -> None:
-    """Say who may ask a service: people, their tokens, and what each analyst may spend on each data set.
+    """Say who may query a service, and how much.
 
-    These commands work on the store itself, so they are for whoever has its key: the data owner. Each of them leaves an
-    entry in the log.
+    A service knows people, their tokens, and what each analyst may spend on each data set. These commands work on the
+    store itself, so they are for whoever has its key: the data owner. Each of them leaves an entry in the log.
     """
 
 
@@ -169,7 +169,10 @@ def page(file: Path, where: str, key: Path | None) -> None:
 
 @click.group("log")
 def logs() -> None:
-    """Read and check the log of a service: every release, grant and token, chained by hashes and signed."""
+    """Read and check the log of a service.
+
+    It lists every release, grant and token. Its entries are chained by hashes and signed.
+    """
 
 
 _SOURCE = click.argument("file", required=False, type=click.Path(path_type=Path))

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from labeldp.cli.options import OptionError, refuse_idle
+from labeldp.cli.options import EPSILON, OptionError, refuse_idle
 
 BATCHES = ("poisson", "fixed-size", "public", "partition")
 
@@ -46,10 +46,10 @@ def epsilon(
     batches: str | None,
     as_json: bool,
 ) -> None:
-    """Print what a planned release costs, exactly, when one label is replaced.
+    """Compute the exact epsilon of a planned release.
 
-    A replaced label moves a sum of vectors clipped at norm C by up to 2C; the noise multiplier is still
-    noise std ÷ C.
+    Neighbours differ in one label. Replacing a label moves a sum of vectors clipped at norm C by up to 2C; the noise
+    multiplier is still noise std ÷ C.
 
     \b
     labeldp epsilon --noise-multiplier 2 --steps 293 --rate 0.0171 --delta 1e-5
@@ -74,13 +74,15 @@ def epsilon(
 
 
 @click.command()
-@click.option("--epsilon", "target", type=float, required=True, help="The epsilon to stay within.")
+@click.option("--epsilon", "target", type=EPSILON, required=True, help="The epsilon to stay within.")
 @click.option("--delta", type=float, required=True, help="The delta to stay within.")
 @_with_noise_options
 def calibrate(
     target: float, delta: float, steps: int | None, rate: float | None, batches: str | None, as_json: bool
 ) -> None:
-    """Find the least noise that keeps T noisy sums within (epsilon, delta), re-checked by the accountant.
+    """Find the least noise for a given epsilon and delta.
+
+    It is found for T noisy sums, and checked again by the accountant.
 
     \b
     labeldp calibrate --epsilon 1 --delta 1e-5 --steps 293 --rate 0.0171

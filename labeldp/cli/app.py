@@ -49,7 +49,7 @@ class Commands(click.Group):
 def cli() -> None:
     """Machine learning on private labels.
 
-    Features are public, labels are secret: every number printed here is about replacing ONE LABEL.
+    Features are public and labels are secret. Every epsilon printed here is about replacing ONE LABEL.
     """
 
 
@@ -107,10 +107,10 @@ takes_config(cli)
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that lets a shell complete labeldp's commands and options.
+    """Print the script for completion in a shell.
 
     \b
-    eval "$(labeldp completion bash)"                                  # in ~/.bashrc; zsh alike
+    eval "$(labeldp completion bash)"                                  # in ~/.bashrc or, with zsh, in ~/.zshrc
     labeldp completion fish > ~/.config/fish/completions/labeldp.fish
     """
     from click.shell_completion import get_completion_class

@@ -46,16 +46,19 @@ def audit(
     show_list: bool,
     as_json: bool,
 ) -> None:
-    """Guess labels from what was released, and say which epsilon so many right guesses prove.
+    """Try to break the claim, and print the epsilon that this proves.
 
-    FOLDER is what labeldp train wrote: its recipe is run three times more on the same features, with labels that are
-    made up by coins. No true label is used, so this costs no privacy; the result is kept in FOLDER/audit.json, where
+    An audit guesses labels from what was released. Many right guesses prove that epsilon is at least so much.
+
+    FOLDER is what labeldp train wrote. Its recipe is run three more times on the same features, with made-up labels
+    that coins decide. No true label is used, so this costs no privacy. The result is kept in FOLDER/audit.json, where
     labeldp report finds it.
 
-    FILE is what labeldp privatize wrote, and is compared with the true labels of --labels. Keep that result to
-    yourself: like everything that was computed from true labels it is not private.
+    FILE is what labeldp privatize wrote. It is compared with the true labels of --labels. Keep that result to
+    yourself, because everything that is computed from true labels is not private.
 
-    An audit can catch a broken promise; it cannot prove that one is kept. Exit code 1 when the claim is broken.
+    An audit can catch a broken promise, but it cannot prove that one is kept. If the claim is broken, the
+    exit code is 1.
 
     \b
     labeldp audit model
@@ -70,6 +73,10 @@ def audit(
     if (private is None) == (recipe is None):
         raise OptionError(
             "give a folder of labeldp train, a private file and its --labels, or the name of a --recipe (see --list)"
+        )
+    if private is not None and not private.exists():
+        raise OptionError(
+            f"there is no file or folder {str(private)!r}; give a folder of labeldp train or a private file"
         )
     if private is not None and private.is_dir():
         refuse_idle("a folder", labels=original, candidates=candidates, epsilon=epsilon, delta=delta)

@@ -13,7 +13,7 @@ import click
 
 from labeldp.budgets.keys import shown_address
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import Names, OptionError, check_range, declared, with_delimiter
+from labeldp.cli.options import EPSILON, Names, OptionError, check_range, declared, with_delimiter
 
 if TYPE_CHECKING:
     from labeldp.budgets.store import Account, BudgetStore
@@ -32,33 +32,36 @@ def with_store(command: Any) -> Any:
     )  # fmt: skip
     key = click.option(
         "--key", envvar="LABELDP_STORE_KEY", show_envvar=True, type=click.Path(path_type=Path),
-        help="File that holds the store's key.  [default: the store's name and .key]",
+        help="The file with the store's key.  [default: the store's name and .key]",
     )  # fmt: skip
     return where(key(command))
 
 
 @click.group()
 def budget() -> None:
-    """Keep budgets that outlive a process: what may be spent on a data set's labels, and what was.
+    """Keep budgets that outlive a process.
 
-    A data set is known by a keyed hash of its labels, never by the labels. A query is written down before it is run,
-    by however many processes and people: together they cannot overspend.
+    A store says what may be spent on the labels of each data set, and what was spent. It identifies a data set by a
+    keyed hash of its labels and never contains labels. Every query is written down before it is run, so any number of
+    processes and people together cannot exceed the budget.
     """
 
 
 @budget.command()
 @click.argument("table", type=click.Path(path_type=Path))
-@click.option("--name", required=True, help="What the data set is called from now on.")
+@click.option("--name", required=True, help="A name for the data set.")
 @click.option("--label", required=True, help="The secret column.")
 @click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
-@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: between "
-              "which they lie, as labeldp train --task regression has it.")  # fmt: skip
-@click.option("--epsilon", type=float, required=True, help="The most that all queries together may cost one label.")
-@click.option("--delta", type=float, help="0 leaves out what needs Gaussian noise.  [default: as for labeldp train, a "
-              "tenth of one over the rows, at most 1e-5]")  # fmt: skip
-@click.option("--users", help="Column that says whose each row is: protect all labels of a user together.")
-@click.option("--id", "id_column", metavar="COLUMN", help="Column that tells rows apart, or users: they are known "
-              "again by it in another order, selection or export.")  # fmt: skip
+@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: the "
+              "smallest and the largest value, as in labeldp train --task regression.")  # fmt: skip
+@click.option("--epsilon", type=EPSILON, required=True, help="The most that all queries together may cost one label.")
+@click.option("--delta", type=float, help="Probability with which the bound may fail; 0 rules out Gaussian noise.  "
+              "[default: as for labeldp train, a tenth of one over the rows, at most 1e-5]")  # fmt: skip
+@click.option(
+    "--users", help="The column that says to whom each row belongs. All labels of a user are protected together."
+)
+@click.option("--id", "id_column", metavar="COLUMN", help="The column that tells rows or users apart, so that the "
+              "store recognises them in another order, selection or export.")  # fmt: skip
 @with_delimiter
 @with_store
 def create(
@@ -75,10 +78,10 @@ def create(
     where: str,
     key: Path | None,
 ) -> None:
-    """Give the labels of a table a budget, once and for all.
+    """Set the budget for the labels of a table.
 
-    Without --id the store knows the labels again only in the same order and number: a table that was sorted, filtered
-    or exported anew then counts as another data set.
+    Without --id the store recognises the labels only in the same order and number: a table that was sorted, filtered
+    or exported again then counts as another data set.
 
     \b
     labeldp budget create patients.parquet --name patients --label diagnosis \\
@@ -120,7 +123,10 @@ def create(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 @with_store
 def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
-    """Show what may be spent on each data set, and what was (on NAME alone, if given)."""
+    """Show each budget, and what is left of it.
+
+    With NAME, show that data set alone.
+    """
     store = store_class().open(where, key=key, create=False)
     kept = store.datasets() if name is None else (store.dataset(name),)
     if as_json:
@@ -137,7 +143,7 @@ def show(name: str | None, as_json: bool, where: str, key: Path | None) -> None:
 @with_signature
 @with_store
 def history(name: str, as_json: bool, out: Path | None, sign: Path | None, where: str, key: Path | None) -> None:
-    """Show who queried a data set, when, with what, and what came of it."""
+    """Show who spent what on a data set, and when."""
     if sign is not None and out is None:
         raise OptionError("--sign needs --out: there is no file to sign")
     signer = None if sign is None else signing_key(sign, out)
@@ -163,7 +169,10 @@ def history(name: str, as_json: bool, out: Path | None, sign: Path | None, where
 @budget.command("key")
 @click.argument("file", type=click.Path(path_type=Path))
 def make_key(file: Path) -> None:
-    """Make the key of a store that a team shares (a store in a file makes its own)."""
+    """Make the key of a store that a team shares.
+
+    A store in a file makes its own.
+    """
     from labeldp.budgets.keys import StoreKeyError
     from labeldp.budgets.keys import make_key as made
 

@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--out", "folder", default="labeldp-demo", show_default=True, type=click.Path(path_type=Path),
               help="Where to write the model and its report.")  # fmt: skip
-@click.option("--epsilon", type=EPSILON, default=1.0, show_default=True)
+@click.option("--epsilon", type=EPSILON, default=1.0, show_default=True, help="Privacy of one label; smaller is more "
+              "private.")  # fmt: skip
 def demo(folder: Path, epsilon: float) -> None:
-    """Train on a bundled real table (Adult census income), beside models without privacy; verify the result."""
+    """Train on a bundled table, and compare.
+
+    The table is Adult census income. The model is compared with one without privacy and with plain randomized response,
+    and the result is verified.
+    """
     check_device("cpu")
     training = needed_training()
     from labeldp.data.door import read
@@ -45,7 +50,7 @@ def demo(folder: Path, epsilon: float) -> None:
         result = training.result_of(data, model, epsilon, None, run)
         certificate, method = draft.write(result), result.story.method
         seconds = time.perf_counter() - begun
-        click.echo(f"Trained at epsilon {epsilon:g} in {seconds:.0f} s by {method}, chosen because")
+        click.echo(f"Trained at epsilon {epsilon:g} in {seconds:.0f} s by {method}. Why this method:")
         click.echo(f"  {result.story.reason}\n\nOn {len(data.test or ()):,} other people, whose incomes are open")
         naive, without = _others(data, model, epsilon)
         click.echo(f"  {'':<54} accuracy    AUC")
@@ -57,13 +62,13 @@ def demo(folder: Path, epsilon: float) -> None:
             click.echo(f"  {name:<54} {found['accuracy']:>8.1%}  {found['auc']:.3f}")
     click.echo(f"\nWhat is promised (epsilon {at_most(certificate.epsilon)}, delta {at_most(certificate.delta, 3)})")
     click.echo(f"  {promise(certificate)}")
-    click.echo("  It holds for everyone in the table, whatever anyone knows or does with the model.")
+    click.echo("  This holds for every person in the table, whatever others know or do with the model.")
     problems = verify_folder(target)
     if problems:
         raise ValueError("; ".join(problems))
     write_page(gather(target, non_private=without["accuracy"]), page)
-    click.echo(f"\nWritten, and verified: the certificate holds\n  {target}/  the model, its certificate and its card")
-    click.echo(f"  {page}  the same as a page, for a browser\n\nYour own table, in three commands:")
+    click.echo(f"\nWritten and verified:\n  {target}/  the model, its certificate and its card")
+    click.echo(f"  {page}  the same as a page for a browser\n\nYour own table, in three commands:")
     click.echo(f"  labeldp train my.csv --label Y --classes A,B --epsilon {epsilon:g} --out my-model")
     click.echo("  labeldp verify my-model\n  labeldp predict my-model new.csv --out predictions.csv")
 

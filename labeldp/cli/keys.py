@@ -62,7 +62,9 @@ def put_signature(path: Path, key: SigningKey | None) -> None:
 
 @click.group()
 def keys() -> None:
-    """Sign results, so that nobody else can rewrite them: Ed25519 keys, one for each signer.
+    """Make keys and sign results with them.
+
+    A signed result cannot be rewritten unnoticed. Every signer has an Ed25519 key.
 
     \b
     labeldp keys new ann.key                                      # ann.key to keep, ann.key.pub to hand out
@@ -75,7 +77,7 @@ def keys() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--passphrase", is_flag=True, help=f"Lock the key with a passphrase: asked for, or from {_PASSPHRASE}.")
 def new(file: Path, passphrase: bool) -> None:
-    """Make a key: FILE, which only you may read, and FILE.pub, for everybody."""
+    """Make a key: FILE for you alone, FILE.pub for everybody."""
     from labeldp.results.signing import SigningKey
 
     chosen = None
@@ -91,7 +93,7 @@ def new(file: Path, passphrase: bool) -> None:
 @keys.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def show(file: Path) -> None:
-    """Print the public key of a private key's file, or of its .pub file."""
+    """Print the public key of a key file."""
     from labeldp.results.signing import SigningError, public_key
 
     try:
@@ -104,9 +106,10 @@ def show(file: Path) -> None:
 @click.argument("path", metavar="FILE|FOLDER", type=click.Path(path_type=Path, exists=True))
 @click.option("--key", required=True, type=click.Path(path_type=Path), help="The private key's file.")
 def sign(path: Path, key: Path) -> None:
-    """Sign a folder of labeldp train, a privatized file with its certificate, or any other file.
+    """Sign a folder or a file that is there already.
 
-    Sign what you have verified: the signature says that you vouch for all of it.
+    This can be a folder of labeldp train, a privatized file with its certificate, or any other file. Verify it first:
+    the signature says that you vouch for all of it.
     """
     from labeldp.results.signing import sign as signed
 

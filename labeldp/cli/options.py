@@ -86,7 +86,8 @@ class Amount(click.ParamType):
         try:
             number = float(value)
         except (TypeError, ValueError):
-            raise OptionError(f"{self._what}={value!r} is not a number; {self._advice}") from None
+            point = " (decimals have a point, as in 0.5)" if "," in str(value) else ""
+            raise OptionError(f"{self._what}={value!r} is not a number{point}; {self._advice}") from None
         if not (number > 0 or (self._zero and number == 0)) or not number < self._below:
             raise OptionError(f"{self._what}={value} cannot be used; {self._advice}")
         return number
@@ -111,10 +112,10 @@ def with_delimiter(command: Any) -> Any:
 
 def with_rows(command: Any) -> Any:
     """Add the options that say whose each row is, and which row it is."""
-    user = click.option("--user", metavar="COLUMN", help="Says whose each row is: protect all labels of a user "
-                        "together. No feature.")  # fmt: skip
-    known_by = click.option("--id", "id_column", metavar="COLUMN", help="Tells rows apart, so that a store or --test "
-                            "knows them again in another order or file. Public; no feature.")  # fmt: skip
+    user = click.option("--user", metavar="COLUMN", help="The column that says to whom each row belongs. All "
+                        "labels of a user are protected together. Not a feature.")  # fmt: skip
+    known_by = click.option("--id", "id_column", metavar="COLUMN", help="The column that tells rows apart, so that a "
+                            "store or --test recognises them in another order or file. Not a feature.")  # fmt: skip
     return user(known_by(command))
 
 
@@ -129,7 +130,7 @@ def with_columns(command: Any) -> Any:
         return command(*args, columns={name: given.pop(name) or () for name in _COLUMNS}, **given)
 
     for kind in reversed(_COLUMNS[1:]):
-        words = f"Columns to read as a {kind}, comma-separated, whatever they look like."
+        words = f"Columns to read as {'prose' if kind == 'text' else f'a {kind}'}, comma-separated."
         gathered = click.option(f"--{kind}", type=Names(), help=words)(gathered)
     return click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")(gathered)
 
@@ -140,7 +141,7 @@ def takes_config(command: click.Command) -> None:
         for inner in command.commands.values():
             takes_config(inner)
         return
-    purpose = "Take options from this TOML file, from the table named after the command."
+    purpose = "Read options from this TOML file, under the name of the command."
     option = click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", is_eager=True, help=purpose)
     option.expose_value, option.callback = False, _load
     command.params.append(option)
@@ -226,6 +227,8 @@ def declared(classes: Sequence[str] | None) -> Sequence[str]:
 
 def names_in(text: str | None) -> list[str]:
     """Return comma-separated names, spaces after commas dropped; a name with a comma goes between double quotes."""
+    if text and text.startswith("[") and text.endswith("]"):
+        raise OptionError(f"{text} is a list in brackets; give the names separated by commas, as in no,yes")
     return next(csv.reader([text], skipinitialspace=True)) if text else []
 
 

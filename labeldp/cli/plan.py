@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labeldp.cli.options import OptionError, listing, names_in, table_file, with_columns, with_delimiter
+from labeldp.cli.options import EPSILON, OptionError, listing, names_in, table_file, with_columns, with_delimiter
 
 if TYPE_CHECKING:
     from labeldp.data.kinds import Reading
@@ -26,7 +26,7 @@ _TEXT, _MOST_TEXT = 128, 512
 @click.option("--rows", type=click.IntRange(1), help="How many labels there are.  [with a table: counted]")
 @click.option("--classes", help="How many classes the label can take, or their names, comma-separated.")
 @click.option("--regression", is_flag=True, help="The labels are numbers, not classes.")
-@click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
+@click.option("--epsilon", type=EPSILON, required=True, help="Privacy of one label; smaller is more private.")
 @click.option("--delta", type=float, help="0 leaves out what needs Gaussian noise.  [default: as for labeldp train, a "
               "tenth of one over the rows, at most 1e-5]")  # fmt: skip
 @click.option("--features", type=click.IntRange(1), help="Numbers per row of the public features.  [with a table: "
@@ -59,11 +59,11 @@ def plan(
     delimiter: str | None,
     as_json: bool,
 ) -> None:
-    """Find which recipe is expected to do best, and why: from public numbers, before anything is spent.
+    """Find which recipe is expected to do best, and why.
 
-    Give the numbers, or a Parquet or CSV file: then rows are counted, it is said how each public column would be read,
-    and the label column is not looked at. As labeldp train does, a tenth of the rows of a table is set aside. May also
-    be called as labeldp choose.
+    This uses public numbers only and spends nothing. Give the numbers, or a Parquet or CSV file. The rows of a file are
+    counted, and you see how each public column would be read; the label column is not read. As in labeldp train, a
+    tenth of the rows of a table is set aside. labeldp choose is the same command.
 
     \b
     labeldp plan --rows 60000 --classes 10 --epsilon 0.1 --features 784 --device cuda

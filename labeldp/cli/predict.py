@@ -28,15 +28,15 @@ _FORMULA, _NUMBER = "^[=+\\-@\t\r\n＝＋－＠]", r"^[+\-]?(\d+\.?\d*|\.\d+)([e
 @click.argument("table", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="A .csv or .parquet file to write.  [default: CSV to "
               "standard output]")  # fmt: skip
-@click.option("--probabilities", is_flag=True, help="One more column for each class, with its probability (a number "
-              "has none).")  # fmt: skip
-@click.option("--keep", type=Names(), help="Columns of TABLE to copy in front, such as an id, comma-separated.")
+@click.option("--probabilities", is_flag=True, help="Also write the probability of each class. Numbers have no "
+              "probabilities.")  # fmt: skip
+@click.option("--keep", type=Names(), help="Columns of TABLE to copy to the output, such as an id, comma-separated.")
 @with_delimiter
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
-@click.option("--raw-text", is_flag=True, help="In CSV, write texts that begin with = + - @ as they are, though a "
+@click.option("--raw-text", is_flag=True, help="Leave texts in CSV that begin with = + - @ unchanged, although a "
               "spreadsheet would run them as formulas.")  # fmt: skip
 @with_signature
-@click.option("--quiet", is_flag=True, help="No summary.")
+@click.option("--quiet", is_flag=True, help="Print no summary.")
 @click.option("--json", "as_json", is_flag=True, help="With --out: print one JSON object.")
 @click.pass_context
 def predict(
@@ -53,10 +53,11 @@ def predict(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Predict the labels of a table's rows, classes or numbers, with a model that labeldp train wrote.
+    """Predict the labels of a table with a trained model.
 
-    TABLE has the columns that the model was trained on, in any order; others are ignored; - is standard input. A model
-    of images takes the name of a data set, and predicts its test part. This costs no privacy, however often it is done.
+    FOLDER is what labeldp train wrote. TABLE needs the columns that the model was trained on, in any order, and may
+    have others; - is standard input. For a model of images, give the name of a data set, whose test part is predicted.
+    Predicting costs no privacy, however often you do it.
 
     \b
     labeldp predict model new.csv --out predictions.csv --keep id --probabilities

@@ -13,7 +13,7 @@ import click
 
 from labeldp.cli.budget import BESIDE, account_of
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import Names, OptionError, declared, refuse_idle, with_delimiter, with_rows
+from labeldp.cli.options import EPSILON, Names, OptionError, declared, refuse_idle, with_delimiter, with_rows
 from labeldp.cli.progress import shown
 
 if TYPE_CHECKING:
@@ -26,24 +26,26 @@ MECHANISMS = ("randomized-response", "prior-response", "top-k-response", "bit-fl
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.option("--label", required=True, help="The column to privatize.")
 @click.option("--classes", type=Names(), help="All classes the label can take, comma-separated, in the order to use.")
-@click.option("--epsilon", type=float, required=True, help="Privacy of one label; smaller is more private.")
+@click.option("--epsilon", type=EPSILON, required=True, help="Privacy of one label; smaller is more private.")
 @click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--mechanism", type=click.Choice(MECHANISMS), help="Default: randomized-response, or prior-response "
               "when prior columns are given.")  # fmt: skip
 @click.option(
     "--prior-columns", type=Names(), help="Columns with each row's public guess, one per class, comma-separated."
 )
-@click.option("--k", type=click.IntRange(1), help="Size of the response set of top-k-response.")
+@click.option("--k", type=click.IntRange(1), help="Number of classes to choose from in top-k-response.")
 @with_rows
 @with_delimiter
-@click.option("--journal", type=click.Path(path_type=Path), help="Keep this column's spending in this file.")
-@click.option("--budget", type=float, help="Total epsilon the journal allows; fixed when it is created.")
-@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.  [default: "
+@click.option(
+    "--journal", type=click.Path(path_type=Path), help="Keep count of what this column has spent in this file."
+)
+@click.option("--budget", type=float, help="The total epsilon that a new journal allows.")
+@click.option("--store", help="The store whose budget for these labels is charged; see labeldp budget.  [default: "
               "LABELDP_STORE, else budgets.db beside IN]")  # fmt: skip
-@click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
-@click.option("--insecure-seed", type=int, help="Noise from a seed: for tests only, marked in the certificate.")
+@click.option("--key", type=click.Path(path_type=Path), help="The file with the store's key.")
+@click.option("--insecure-seed", type=int, help="Draw the noise from a seed. For tests only; the certificate says so.")
 @with_signature
-@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+@click.option("--quiet", is_flag=True, help="Print neither progress nor a summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the certificate as JSON.")
 def privatize(
     source: Path,
@@ -66,12 +68,12 @@ def privatize(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Replace a label column by a private one and write a certificate beside it.
+    """Replace a label column by private responses.
 
-    Works on Parquet and CSV in a stream, and on a folder of Parquet files, of which it makes one file; all other
-    columns and the row order stay as they are. The output may be given to anyone: epsilon holds whatever they do with
-    it. Spending adds up over releases of the same column, so keep a --journal, or give the column a budget in a
-    --store that all its users share.
+    A certificate is written beside the output. You can give both to anyone: the guarantee holds whatever they do with
+    them. All other columns and the order of rows stay the same. Parquet and CSV files are read as a stream; a folder of
+    Parquet files becomes one file. Releases of the same column add up, so keep a --journal, or use a --store, whose
+    budget everyone shares who works with the labels.
 
     \b
     labeldp privatize patients.parquet --label diagnosis --classes none,mild,severe \\

@@ -34,10 +34,11 @@ def report(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write one HTML page about a result: the promise in words, its cost, how good it is, how to check it.
+    """Write one HTML page about a trained model.
 
-    The page needs no network, and costs no privacy: it is made of what labeldp train wrote. It is not put into the
-    folder, whose files are certified. The exit code is 1 where the folder does not verify; the page says so, too.
+    The page says how good the model is, what the guarantee means, what it cost, and how to share and check it. It needs
+    no network and costs no privacy, because it only shows what labeldp train wrote. It is written beside the folder,
+    whose own files are certified. If the folder does not verify, the page says so and the exit code is 1.
 
     \b
     labeldp report model

@@ -39,10 +39,11 @@ def reproduce_table(
     out: Path | None,
     jobs: int,
 ) -> None:
-    """Train a paper's table again and print our mean ± spread beside the paper's values.
+    """Train a published table again, and compare.
 
-    Works in a checkout, on data sets found through LABELDP_DATA. A run that has its line already is not trained
-    again, so an interrupted command goes on where it stopped.
+    The mean and spread of our runs are printed beside the published values. This works in a checkout, on data sets
+    that are found through LABELDP_DATA. Runs that were already recorded are not repeated, so an interrupted command can
+    continue.
 
     \b
     labeldp reproduce --list

@@ -108,9 +108,10 @@ def serve(
     job_memory: float,
     job_folder: Path | None,
 ) -> None:
-    """Serve the labels of TABLE: a process that owns labels and budget, and answers mechanisms only.
+    """Serve the labels of a table to analysts.
 
-    Analysts ask with `labeldp train --vault`, or `labeldp.service.RemoteVault`. Who may is said with labeldp access.
+    The process owns the labels of TABLE and their budget, and answers mechanisms only. Analysts query it with
+    `labeldp train --vault` or `labeldp.service.RemoteVault`. labeldp access says who may.
 
     \b
     labeldp serve patients.parquet --id patient_id --label diagnosis --classes none,mild,severe \\
@@ -267,7 +268,10 @@ def _pages(server: Server, where: str | None) -> ThreadingHTTPServer | None:
 @click.argument("address")
 @click.option("--root-certs", type=click.Path(path_type=Path), help="PEM of who signed the service's certificate.")
 def health(address: str, root_certs: Path | None) -> None:
-    """Ask a service whether it is well: exit code 0, or 2 and a sentence."""
+    """Check that a service is running.
+
+    The exit code is 0 if it is, and 2 with a sentence if not.
+    """
     from labeldp.service.client import Connection, ServiceError
 
     try:

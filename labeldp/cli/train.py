@@ -56,14 +56,14 @@ _ONE_CLASS, _CUT_OFF = 0.99, 0.01
 
 def with_vault(command: Any) -> Any:
     """Add the options that say which service has the labels."""
-    certs = click.option("--root-certs", type=click.Path(path_type=Path), help="PEM of who signed the service's "
-                         "certificate.  [default: the system's own]")  # fmt: skip
-    name = click.option("--dataset", help="What the service calls the labels.  [default: the table's name without its "
-                        "ending]")  # fmt: skip
-    token = click.option("--token", envvar="LABELDP_TOKEN", show_envvar=True, help="Of labeldp access token. Others on "
-                         "this machine may see a command line: better leave it in the environment.")  # fmt: skip
-    vault = click.option("--vault", metavar="ADDRESS", help="Labels lie behind a service, labeldp serve: TABLE has no "
-                         "label, and its rows are known by --id.")  # fmt: skip
+    certs = click.option("--root-certs", type=click.Path(path_type=Path), help="PEM file of the authority that "
+                         "signed the service's certificate.  [default: the system's own]")  # fmt: skip
+    name = click.option("--dataset", help="The name of the labels at the service.  [default: the table's name without "
+                        "its ending]")  # fmt: skip
+    token = click.option("--token", envvar="LABELDP_TOKEN", show_envvar=True, help="Your token from labeldp access "
+                         "token. Others on this machine can see the command line, so use the environment.")  # fmt: skip
+    vault = click.option("--vault", metavar="ADDRESS", help="Query labels that labeldp serve keeps at this address. "
+                         "TABLE then has no label, and --id identifies its rows.")  # fmt: skip
     return vault(token(name(certs(command))))
 
 
@@ -71,37 +71,38 @@ def with_vault(command: Any) -> Any:
 @click.argument("table", required=False)
 @click.option("--label", help="The secret column, which the model learns to predict.")
 @click.option("--task", type=click.Choice(TASKS), default=TASKS[0], show_default=True, help="Whether the label is a "
-              "class or a number.")  # fmt: skip
+              "class (classification) or a number (regression).")  # fmt: skip
 @click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
-@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="With --task regression: between "
-              "which numbers the label lies, from what is known of it and never from the labels.")  # fmt: skip
+@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="With --task regression: the "
+              "smallest and the largest value of a label, from what you know and never from the labels.")  # fmt: skip
 @click.option("--epsilon", type=EPSILON, help="Privacy of one label; smaller is more private.")
-@click.option("--delta", type=DELTA, help="0 leaves out what needs Gaussian noise.  [default: a tenth of one over the "
-              "rows, at most 1e-5]")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), help="The folder to write; must not exist.")
-@click.option("--method", type=Method(), default=AUTO, show_default=True, help="The recipe; see labeldp plan. For a "
-              f"number: {' or '.join(keys('numbers'))}.")  # fmt: skip
-@click.option("--test", type=click.Path(path_type=Path), help="A table like TABLE whose labels are public, to measure "
-              "with.")  # fmt: skip
-@click.option("--holdout", type=HOLDOUT, help="Rows to set aside and measure the model with, a share or a number. "
-              "Their labels pay for that only, so it costs no privacy; 0 for none.  [default: a tenth, at most 20,000; "
+@click.option("--delta", type=DELTA, help="Probability with which the bound may fail; 0 rules out methods with "
+              "Gaussian noise.  [default: a tenth of one over the rows, at most 1e-5]")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="The folder to write. It must not exist.")
+@click.option("--method", type=Method(), default=AUTO, show_default=True, help="How to train; see labeldp plan. For "
+              f"numbers: {' or '.join(keys('numbers'))}.")  # fmt: skip
+@click.option("--test", type=click.Path(path_type=Path), help="Measure the model on this table, which is like TABLE "
+              "but has public labels.")  # fmt: skip
+@click.option("--holdout", type=HOLDOUT, help="How many rows to set aside to measure the model, as a share or a "
+              "number. Their labels are used for nothing else, so this costs no further privacy. 0 sets none aside.  "
+              "[default: a tenth, at most 20,000; "
               "none below 1,000 rows, with --user, and where a store charges rows together]")  # fmt: skip
 @with_vault
-@click.option("--certificate", type=click.Path(path_type=Path), help="Of a TABLE that labeldp privatize wrote.  "
-              "[default: beside it]")  # fmt: skip
-@click.option("--class-weight", type=Names(), metavar="CLASS=WEIGHT,...", help="How much classes count, "
-              "declared; 1 where none is given.")  # fmt: skip
+@click.option("--certificate", type=click.Path(path_type=Path), help="The certificate of a TABLE that labeldp "
+              "privatize wrote.  [default: the one beside it]")  # fmt: skip
+@click.option("--class-weight", type=Names(), metavar="CLASS=WEIGHT,...", help="How much each class counts. "
+              "Declare this from what you know.  [default: 1]")  # fmt: skip
 @with_columns
 @with_rows
 @with_delimiter
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything but the noise.")
-@click.option("--store", help="Charge the budget that these labels have in this store; see labeldp budget.  [default: "
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Fixes everything except the noise.")
+@click.option("--store", help="The store whose budget for these labels is charged; see labeldp budget.  [default: "
               "LABELDP_STORE, else budgets.db beside TABLE]")  # fmt: skip
-@click.option("--key", type=click.Path(path_type=Path), help="File that holds the store's key.")
+@click.option("--key", type=click.Path(path_type=Path), help="The file with the store's key.")
 @with_signature
-@click.option("--dry-run", is_flag=True, help="Read and check everything; spend and write nothing.")
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("--dry-run", is_flag=True, help="Read and check everything, but spend and write nothing.")
+@click.option("--quiet", is_flag=True, help="Print neither progress nor a summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, and nothing else.")
 @click.pass_context
 def train(  # noqa: PLR0915 - one statement for each thing that can be said
@@ -136,15 +137,17 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Train a model on secret labels and write it to a folder, with its certificate.
+    """Train a model on secret labels.
 
-    TABLE is a Parquet or CSV file (.csv.gz and .csv.zst too, - for standard input) with one row per label, a folder of
+    The model is written to a folder with its certificate. You can give the folder to anyone: the guarantee holds
+    whatever they do with it.
+
+    TABLE is a Parquet or CSV file with one row per label (also .csv.gz, .csv.zst, or - for standard input), a folder of
     Parquet files, or the name of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist,
-    cifar10, cifar100, cinic10). Every other column is a public feature; missing cells are fine. The folder that is
-    written may be given to anyone: epsilon holds whatever they do with it.
+    cifar10, cifar100, cinic10). Every column except the label is a public feature. Missing cells are allowed.
 
-    TABLE may also be what labeldp privatize wrote, with its certificate beside it: the model then learns from the
-    responses, the certificate says all that must be known, and no further privacy is spent.
+    TABLE can also be a file that labeldp privatize wrote, with its certificate beside it. The model then learns from
+    the private responses, no option but --out is needed, and no further privacy is spent.
 
     \b
     labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
@@ -270,7 +273,7 @@ def _shared(team: Ranks | None, read: Callable[[], PrivateData]) -> PrivateData:
 def _could(table: str, data: PrivateData, released: bool, briefly: bool) -> str:
     """Return what a dry run says."""
     what, use = ("response", "learnt from") if released else ("label", "trained on")
-    said = f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing written."
+    said = f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing was written."
     return f"{said}\n{listing(data.readings, data.note)}" if data.readings and not briefly else said
 
 
@@ -341,7 +344,10 @@ def _data(
         return read(table, label, bounds=bounds, report=report, **how)
     classes = tuple(declared(classes))
     if len(classes) < 2:
-        raise OptionError(f"--classes names {len(classes)} class; declare at least two, for example --classes no,yes")
+        raise OptionError(
+            f"--classes names only {', '.join(classes)!r}; list every class, separated by commas, for example "
+            "--classes no,yes"
+        )
     return read(table, label, classes, report=report, **how)
 
 
@@ -451,8 +457,8 @@ def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
     if cut is not None and cut.value - cut.margin > _CUT_OFF and data.bounds is not None:
         low, high = data.bounds
         yield (
-            f"About {cut.value:.1%} ± {100 * cut.margin:.1f} of the labels lie at a bound of --range {low:g} {high:g}, "
-            "where those beyond are cut off; choose a wider range, from what is known of the quantity."
+            f"About {cut.value:.1%} ± {100 * cut.margin:.1f} of the labels lie at a bound of --range {low:g} "
+            f"{high:g}, and those beyond it are cut off; choose a wider range, from what you know about the quantity."
         )
 
 
@@ -465,7 +471,7 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
     done = f"{out}: {result.story.method} trained on {result.story.rows - (own.rows if own else 0):,}"
     if result.story.released:
         lines = [
-            f"{done} responses in {seconds:.0f} s. They were released before, {spent}: no further privacy was spent."
+            f"{done} responses in {seconds:.0f} s. They were released before, {spent}, so no further privacy was spent."
         ]
     else:
         lines = [f"{done} secret labels in {seconds:.0f} s, {spent}."]
@@ -473,24 +479,28 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
     lines += summary(data.readings, data.note) if data.readings else []
     if own:
         found = own.words("accuracy", "auc", "r2", "mean_absolute_error")
-        lines.append(f"On {counted(own.rows, 'row')} set aside, whose labels paid for this only: {found}.")
+        lines.append(f"Measured on {counted(own.rows, 'row')} that were set aside, at no further cost: {found}.")
         lines += _doubts(own, data)
+    elif not test:
+        lines.append("The model was not measured: no rows were set aside (--holdout), and no --test table was given.")
     if test:
         if "accuracy" in test:
             found = f"accuracy {test['accuracy']:.1%}" + (f", AUC {test['auc']:.3f}" if "auc" in test else "")
         else:
             share = f"R² {test['r2']:.3f}, " if "r2" in test else ""
             found = f"{share}mean absolute error {test['mean_absolute_error']:.4g}"
-        lines.append(f"On {counted(test['rows'], 'row')} with open labels: {found}.")
+        lines.append(f"Measured on {counted(test['rows'], 'row')} with public labels: {found}.")
         if "training_rows_left_out" in test:
             left = test["training_rows_left_out"]
             both = "is a training row" if left == 1 else "are training rows"
-            lines.append(f"Left out of that: {counted(left, 'row')} that {both} too.")
+            lines.append(f"This leaves out {counted(left, 'row')} that {both}, too.")
     if not charged and not result.story.released:
-        lines.append("No budget store was charged: what else is released of these labels adds up (labeldp budget).")
-    lines.append(f"Read {out / 'model_card.md'}; check it with: labeldp verify {out}")
+        lines.append(
+            "No budget was charged. Other releases of these labels add to the cost; labeldp budget keeps count."
+        )
+    lines.append(f"See it with: labeldp report {out}   Check it with: labeldp verify {out}")
     if team is not None and BY_KEY[result.story.method].shards:
         lines.append(f"{team.size} ranks trained it together.")
     elif team is not None:
-        lines.append(f"Rank 0 trained it alone: {result.story.method} has nothing to share but the features of images.")
+        lines.append(f"Rank 0 trained it alone: {result.story.method} can share nothing but the features of images.")
     return "\n".join(lines)

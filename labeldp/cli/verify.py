@@ -11,22 +11,22 @@ import click
 
 @click.command()
 @click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path, exists=True))
-@click.option("--max-epsilon", type=click.FloatRange(0), help="Fail a claim of more than this.")
-@click.option("--max-delta", type=click.FloatRange(0), help="Fail a claim of more than this.")
-@click.option("--signer", "signers", multiple=True, help="Fail what this public key, or that in this file, has not "
-              "signed; see labeldp keys. May be repeated: one of them must have signed.")  # fmt: skip
+@click.option("--max-epsilon", type=click.FloatRange(0), help="Fail if the claim is larger than this.")
+@click.option("--max-delta", type=click.FloatRange(0), help="Fail if the claim is larger than this.")
+@click.option("--signer", "signers", multiple=True, help="Fail unless this public key, or the one in this file, has "
+              "signed; see labeldp keys. If repeated, one of them must have signed.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(
     file: Path, max_epsilon: float | None, max_delta: float | None, signers: tuple[str, ...], as_json: bool
 ) -> None:
-    """Recompute a certificate from its ledger and check the file, or the model, it speaks about.
+    """Check a certificate, and the files that it is about.
 
-    FILE is a certificate or the artifact beside it; a certificate that speaks about no file, such as a vault's, is
-    checked by itself, and so is the history of a store (labeldp budget history --out). FOLDER is what labeldp train
-    wrote: all of its files are checked, and that they tell one story. A claim that protects nothing fails: an infinite
-    epsilon, a delta of one over the rows or more, noise from a seed. Exit code 1 and the reasons when anything is off.
+    Epsilon is recomputed from the ledger. FILE is a certificate or the file that it is about, or the history of a store
+    (labeldp budget history --out). FOLDER is what labeldp train wrote; all of its files are checked, and that they
+    agree. A claim that protects nothing fails: an infinite epsilon, a delta of one over the rows or more, or noise from
+    a seed. If a check fails, the reasons are printed and the exit code is 1.
 
-    Whoever can write the files can write others that hold, with a smaller epsilon. Where that matters, ask for a
+    Anyone who can change the files can also write files that claim a smaller epsilon. Where that matters, ask for a
     signature:
 
     \b

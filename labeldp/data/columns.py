@@ -6,6 +6,7 @@ found by name, in any order, among others, and are read as they were when it was
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,17 @@ TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 COMPRESSED = (".gz", ".zst")
 # What a missing category of a frame is called: a value like any other.
 MISSING = "(missing)"
+# What people give that is no table here, and what to do about it.
+_SHEET, _ARCHIVE, _OTHER = (
+    "a spreadsheet; save it as CSV (UTF-8), and give that file",
+    "an archive; unpack it, and give the file inside",
+    "a format that is not read here; convert it to Parquet or CSV",
+)
+_OTHER_KINDS = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".ods"), _SHEET),
+    **dict.fromkeys((".zip", ".7z", ".rar", ".tar"), _ARCHIVE),
+    **dict.fromkeys((".json", ".jsonl", ".feather", ".arrow", ".pkl", ".pickle", ".h5", ".sav", ".dta", ".db"), _OTHER),
+}
 # Where a field of an Arrow table says how its text is to be read.
 _KIND = b"labeldp.kind"
 
@@ -124,11 +136,15 @@ def open_table(path: Path, delimiter: str | None = None, argument: str = "") -> 
             "are given by the name of a data set, or in Python as an array (n, channels, height, width) to "
             "LabelDPClassifier"
         )
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(path), re.I):
+        raise TableError(f"{where} is an address; download the file first, and give its path")
     kind = Path(path.stem if path.suffix.lower() in COMPRESSED else path).suffix.lower()
+    if advice := _OTHER_KINDS.get(kind):
+        raise TableError(f"{where} is {advice}")
     if kind not in TEXT + PARQUET or (kind in PARQUET and path.suffix.lower() != kind):
         raise TableError(
-            f"{where} has no known format; its name must end in {', '.join(PARQUET + TEXT)}, the last three also in "
-            ".gz or .zst after that"
+            f"{where} has no known format; give a file whose name ends in {', '.join(PARQUET + TEXT)} (the last three "
+            "may be followed by .gz or .zst)"
         )
     if not path.is_file():
         raise TableError(f"{where} is not a file; give the path of one Parquet or CSV file")

@@ -90,6 +90,10 @@ def read_header(file: IO[bytes], delimiter: bytes) -> Header:
     while chunk := file.read(1 << 16):
         data += chunk
         start = len(BOM) if data.startswith(BOM) else 0
+        if data.startswith(b"PK\x03\x04"):
+            raise TableError("the file is an Excel workbook or a ZIP archive, whatever its name says; save it as CSV")
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise TableError("the file is not UTF-8 text but UTF-16; convert it to UTF-8")
         separators = _separators(data[start:], delimiter[0], -1)
         ends = separators[np.frombuffer(data[start:], np.uint8)[separators] == _NEWLINE]
         if len(ends):

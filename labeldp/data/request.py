@@ -327,11 +327,15 @@ def usable(parts: Iterable[tuple[Codes, int]], classes: tuple[str, ...]) -> Iter
 
 def _check_usable(unusable: int, missing: int, rows: int, classes: tuple[str, ...]) -> None:
     if unusable:
-        raise TableError(
-            f"{unusable - missing} of {rows} labels read so far are not among the declared classes {listed(classes)} "
-            f"and {missing} are missing; declare every class exactly as it is written, and settle missing labels "
-            "beforehand"
-        )
+        wrong, of = unusable - missing, f"of {rows} labels read so far are"
+        exactly = "declare every class exactly as the table has it, spaces and capital letters included"
+        absent = "leave out rows without a label, or give them a class of their own"
+        if not wrong:
+            raise TableError(f"{missing} {of} missing; {absent}")
+        among = f"{wrong} {of} not among the declared classes {listed(classes)}"
+        if not missing:
+            raise TableError(f"{among}; {exactly}")
+        raise TableError(f"{among} and {missing} are missing; {exactly}, and {absent}")
 
 
 def check_prior(prior: FloatArray, rows_before: int) -> FloatArray:

@@ -351,7 +351,10 @@ def verify_file(path: Path | str, certificate: Path | str | None = None) -> tupl
     if certificate is not None:
         note, artifact = Path(certificate), path
     if not note.is_file():
-        return (f"there is no certificate {note.name!r} beside {artifact.name!r}",)
+        return (
+            f"there is no certificate {note.name!r} beside {artifact.name!r}; give a file that labeldp privatize "
+            "wrote, with its certificate, or a folder of labeldp train",
+        )
     try:
         claim = read_certificate(note)
         if not bare:

@@ -94,7 +94,11 @@ class HeadPredictor:
 
     def logits_of_coded(self, rows: Streamed) -> Tensor:
         """Return the same, sooner and without all features at once."""
-        return torch.cat([self.basis.from_turned(part) @ self.weight.T for _, part in rows.mapped(self.basis.matrix)])
+        # Into one array: small results between large temporary ones would leave a gigabyte of holes in memory.
+        found = self.weight.new_empty(len(rows), len(self.weight))
+        for span, part in rows.mapped(self.basis.matrix):
+            torch.matmul(self.basis.from_turned(part), self.weight.T, out=found[span])
+        return found
 
     def parts(self) -> tuple[Config, Arrays]:
         """Return the basis and the weights."""

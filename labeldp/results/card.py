@@ -201,8 +201,8 @@ def released_words(story: Story) -> str:
     if not story.released:
         return ""
     return (
-        f"It was learnt from responses that were released before, those in {story.data} (SHA-256 "
-        f"{story.released[:16]}…): no further privacy was spent. The promise is that of the responses, and holds for "
+        f"The model was learnt from responses that had been released before, in {story.data} (SHA-256 "
+        f"{story.released[:16]}…), so no further privacy was spent. The promise is that of the responses, and covers "
         "them and this model together."
     )
 
@@ -214,16 +214,15 @@ def not_protected(story: Story) -> list[tuple[str, str]]:
         if story.classes is not None
         else (
             "The bounds of the label",
-            " were declared, not read off the labels; numbers beyond them count as the nearer bound, and how many "
-            "there are is not released.",
+            " were declared, not read off the labels. Numbers beyond them count as the nearer bound.",
         )
     )
     return [
-        ("Features", ", and that a row is in the data. They count as public here; the model may show them."),
-        ("What the features reveal", ". If a label can be guessed from them, this model may guess it right, also for "
-         "people who were never in the data."),
+        ("Features", " and the fact that a row is in the data. Both are public here, and the model may show them."),
+        ("What the features reveal", ". If a label can be guessed from them, this model may guess it correctly, even "
+         "for people who were never in the data."),
         declared,
-        ("Other releases", " of the same labels. Their epsilons add up with this one; keep one budget store for all."),
+        ("Other releases", " of the same labels. Their ε adds to this one, so use one budget store for all of them."),
         ("Several labels of one person", ", unless the promise above is for all labels of one user."),
     ]  # fmt: skip
 
@@ -239,7 +238,13 @@ def measure_words(name: str) -> str:
     >>> measure_words("log_loss"), measure_words("r2"), measure_words("auc")
     ('log loss', 'R²', 'AUC')
     """
-    return {"r2": "R²", "auc": "AUC", "at_bounds": "labels at the bounds"}.get(name, name.replace("_", " "))
+    words = {
+        "r2": "R²", "auc": "AUC", "at_bounds": "labels at the bounds",
+        "majority_baseline": "always the most frequent class",
+        "mean_confidence_on_training_rows": "mean confidence on the training rows",
+        "share_right_of_plain_randomized_response": "share of labels that randomized response would keep",
+    }  # fmt: skip
+    return words.get(name, name.replace("_", " "))
 
 
 def headline(story: Story, test: Mapping[str, Any], own: Evaluation | None) -> str:
@@ -252,23 +257,29 @@ def headline(story: Story, test: Mapping[str, Any], own: Evaluation | None) -> s
     """
     from labeldp.results.evaluation import shown
 
-    name, measured = "r2" if story.classes is None else "accuracy", {} if own is None else own.measures
-    if name not in test and name not in measured:
-        return ""
-    if name in test:
-        value = f"{test[name]:.3f}" if story.classes is None else f"{test[name]:.1%}"
-        on = f"{test['rows']:,} rows with public labels" if "rows" in test else "rows with public labels"
-    else:
-        value = shown(name, measured[name])
-        on = f"{own.rows if own else 0:,} rows that were set aside"
+    measured = {} if own is None else own.measures
+    on = f"{test['rows']:,} rows with public labels" if "rows" in test else "the rows with public labels"
+    aside = f"{own.rows if own else 0:,} rows that were set aside"
     if story.classes is None:
-        return f"R² is {value} on {on}; the mean of all labels, said of every row, would have 0."
-    words = f"Right for {value} of {on}."
+        # R² is not given where noise hides how far the labels spread.
+        name = next((name for name in ("r2", "mean_absolute_error") if name in test or name in measured), "")
+        if not name:
+            return ""
+        plain = f"{test.get(name, 0.0):{'.3f' if name == 'r2' else '.4g'}}"
+        value, on = (plain, on) if name in test else (shown(name, measured[name]), aside)
+        if name == "r2":
+            return f"R² is {value} on {on}. Always predicting the mean label would give 0."
+        return f"On average, predictions are off by {value}, measured on {on}."
+    measure = "accuracy"
+    if measure not in test and measure not in measured:
+        return ""
+    value, on = (f"{test[measure]:.1%}", on) if measure in test else (shown(measure, measured[measure]), aside)
+    words = f"The model is right on {value} of {on}."
     known = measured.get("majority_baseline")
     share = test.get("majority_baseline", known.value if known else None)
     if share is not None:
         named = f"“{own.majority}”, the most frequent class," if own and own.majority else "the most frequent class"
-        words += f" Always saying {named} would be right for {share:.1%}."
+        words += f" Always predicting {named} would be right on {share:.1%}."
     return words
 
 

@@ -127,9 +127,9 @@ def _tiles(facts: Facts) -> list[list[tuple[str, str]]]:
     tiles += [(name, shown(key, own[key])) for key, (name, _) in measures.items() if key in own]
     odds = f"{at_most(math.exp(certificate.epsilon), 3)}×" if certificate.epsilon < 50 else "no bound to speak of"
     learnt = facts.story.rows - (facts.evaluation.rows if facts.evaluation else 0)
-    good = [*(tiles or [(facts.measure_name, "not measured")]), ("labels learnt from", f"{learnt:,}")]
+    good = [*(tiles or [(facts.measure_name, "not measured")]), ("training labels", f"{learnt:,}")]
     private = [("ε", at_most(certificate.epsilon, 4)), ("δ", at_most(certificate.delta, 2))]
-    return [good, [*private, ("odds of a label move by", odds), ("method", facts.story.method)]]
+    return [good, [*private, ("a label's odds move by at most", odds), ("method", facts.story.method)]]
 
 
 # -- the promise -----------------------------------------------------------------------------------------------------
@@ -143,6 +143,7 @@ def promise_section(facts: Facts) -> dict[str, Any]:
     bounded = math.isfinite(certificate.epsilon)
     return {
         "sentence": promise(certificate),
+        "even": belief_in_words(0.5, certificate.epsilon) if bounded else "",
         "figure": _beliefs(certificate.epsilon) if bounded else None,
         "beliefs": Table(f"Belief in one value of a label against another{but}", ["before", "after, at most"], rows)
         if bounded else None,
@@ -159,7 +160,7 @@ def _beliefs(epsilon: float) -> Figure:
         Series("nothing learnt", [(0, 0), (1, 1)], tone=5, dashed=True),
     ]  # fmt: skip
     most = belief_in_words(0.5, drawn)
-    summary = f"Who gave one value of a label even odds against another can come to at most {most}."
+    summary = f"Someone who considers two values of a label equally likely can become at most {most} sure of one."
     x, y = Axis("belief before", 0, 1, percent=True), Axis("belief after", 0, 1, percent=True)
     image = chart("Belief in one value of a label, before and after", summary, x, y, shown)
     return Figure(image, f"What anyone can learn about one label at ε = {at_most(epsilon, 4)}. {summary}")
@@ -257,7 +258,7 @@ def noise_section(facts: Facts) -> dict[str, Any] | None:
         words = "" if recipe is None else recipe.numbers_in_words
         return {"words": words, "figure": None} if words else None
     filled = round(100 * belief_after(1 / classes, epsilon))
-    summary = f"{filled} of 100 would be the true one; guessing blindly gives {100 / classes:.3g}."
+    summary = f"{filled} of 100 would be the true label; blind guessing gives {100 / classes:.3g}."
     image = dot_grid(
         "Labels released one by one", summary, filled, ("the true label", "another class, drawn at random")
     )
@@ -266,12 +267,12 @@ def noise_section(facts: Facts) -> dict[str, Any] | None:
         f"{classes} classes: {summary}"
     )
     words = (
-        "Labels were released one by one: each response carries this noise, or less where a public guess narrowed the "
-        "classes. The model never saw a true label; it learns because the channel of the noise is known."
+        "Labels were released one by one. Each response carries this noise, or less if a public guess narrowed the "
+        "classes. The model never saw a true label. It can learn because the channel of the noise is known."
         if recipe is not None and recipe.per_row
-        else "Here noise was added to sums or counts over many rows, where it weighs less: one label hides in the sum, "
-        "while what all labels have in common stays visible. That is why the model can be right more often than single "
-        "private responses would be."
+        else "Here the noise was added to sums or counts over many rows, where it matters less: one label hides in "
+        "the sum, while what all labels have in common stays visible. That is why the model can be right more often "
+        "than single private responses."
     )
     return {"words": words, "figure": Figure(image, caption)}
 
@@ -325,7 +326,8 @@ def confusion(own: Evaluation) -> Figure | None:
     rows = [[max(0.0, count) / max(sum(line), 1.0) for count in line] for line in own.confusion]
     summary = "Each line is a true class; its cells are the shares of its rows that were predicted as each class."
     image = heat_table("Confusion matrix", summary, own.classes, rows, "predicted as")
-    return Figure(image, f"Confusion matrix, estimated from {own.rows:,} rows set aside. {summary}")
+    noisy = "Each cell is a noisy count, so the shares can differ a little from the recall of the class."
+    return Figure(image, f"Confusion matrix, estimated from {own.rows:,} rows set aside. {summary} {noisy}")
 
 
 def roc(own: Evaluation) -> Figure | None:
@@ -354,10 +356,10 @@ def reliability(own: Evaluation) -> Figure | None:
         Band("95% error bars", xs, low, high), Series("this model", line, dots=True),
         Series("calibrated", [(0, 0), (1, 1)], tone=5, dashed=True),
     ]  # fmt: skip
-    summary = f"They differ by {shown('calibration_error', own.measures['calibration_error'])} in the mean."
+    summary = f"On average they differ by {shown('calibration_error', own.measures['calibration_error'])}."
     x, y = Axis("probability given", 0, 1, percent=True), Axis("share that came true", 0, 1, percent=True)
     image = chart("Reliability diagram", summary, x, y, drawn)
-    return Figure(image, f"Probabilities that were given, and how often they came true on rows set aside. {summary}")
+    return Figure(image, f"Probabilities that the model gave, and how often they came true. {summary}")
 
 
 def learning_curve(curve: Mapping[str, Any]) -> Figure | None:
@@ -400,7 +402,7 @@ def against_epsilon(facts: Facts) -> Figure | None:
     shown: list[Series] = []
     if facts.classes is not None:
         responses = [(epsilon, belief_after(1 / facts.classes, epsilon)) for epsilon in grid]
-        shown += [*expected(facts, grid), Series("labels right, released one by one", responses, tone=5, dashed=True)]
+        shown += [*expected(facts, grid), Series("right labels if released one by one", responses, tone=5, dashed=True)]
     if facts.non_private is not None:
         shown.append(Series("without privacy", [(end, facts.non_private) for end in (grid[0], grid[-1])], tone=3))
     if others:
@@ -421,7 +423,7 @@ def against_epsilon(facts: Facts) -> Figure | None:
     named = facts.measure_name
     y = Axis(named, low if facts.classes is None else max(low, 0.0), min(high, 1.0), percent=facts.classes is not None)
     x = Axis("ε (smaller is more private)", grid[0], grid[-1], log=True)
-    summary = f"How {named} goes with ε."
+    summary = f"How {named} depends on ε."
     if facts.score is not None:
         delta = at_most(facts.certificate.delta, 3)
         summary += f" This model: {facts.score_words(facts.score)} at ε = {at_most(spent, 4)}, δ = {delta}."

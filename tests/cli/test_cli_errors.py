@@ -266,17 +266,17 @@ MISTAKES = {
     a_missing_file: "give the path",
     a_name_that_is_neither_file_nor_data_set: "the data sets are adult, mnist",
     a_data_set_that_is_not_there: "set LABELDP_DATA",
-    a_wrong_kind_of_file: "must end in .parquet",
+    a_wrong_kind_of_file: "is a spreadsheet; save it as CSV",
     a_damaged_parquet_file: "it is damaged, encrypted or not Parquet; restore it",
     an_empty_table: "give a table with some",
     no_public_column: "public features",
     a_misspelt_label: "did you mean 'age'?",
     no_label: "name the secret column",
     no_classes: "declare every class",
-    one_class: "declare at least two",
+    one_class: "list every class, separated by commas",
     a_class_named_twice: "declare each class once",
-    a_label_outside_the_classes: "declare every class exactly as it is written",
-    a_missing_label: "settle missing labels beforehand",
+    a_label_outside_the_classes: "declare every class exactly as the table has it",
+    a_missing_label: "leave out rows without a label",
     no_epsilon: "for example --epsilon 1",
     an_epsilon_that_is_no_number: "epsilon='small' is not a number; give one above 0",
     an_epsilon_of_zero: "give one above 0",
@@ -339,8 +339,10 @@ def test_missing_numbers_are_no_mistake(place):
     assert train(write_csv(place / "t.csv", lines), "out", "--quiet") == 0
 
 
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and what they start as well.
 _PAUSED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import labeldp.recipes.one_shot as recipe
 def wait(*_):
     print("asked", flush=True)

@@ -40,7 +40,7 @@ def test_a_tenth_is_set_aside_and_the_folder_verifies(place):
 def test_the_card_says_it_with_error_bars(place):
     card = (place / "model" / "model_card.md").read_text()
     assert "Trained on 1,800 rows" in card
-    assert re.search(r"On 200 other rows, set aside .* accuracy \d+\.\d% ± \d", card)
+    assert re.search(r"Measured on 200 other rows, .* set aside .* accuracy \d+\.\d% ± \d", card)
     assert re.search(rf"\| `{SECRET}` \| \d+\.\d% ± \d", card)
     assert "Not measured" not in card
 
@@ -59,12 +59,16 @@ def test_the_summary_says_it(place, tmp_path, capsys):
     assert train(place / "t.csv", tmp_path / "some", "--holdout", "150") == 0
     said = capsys.readouterr().out
     assert "trained on 1,850 secret labels" in said
-    assert re.search(r"On 150 rows set aside, whose labels paid for this only: accuracy \d+\.\d% ± \d+\.\d, AUC", said)
+    assert re.search(
+        r"Measured on 150 rows that were set aside, at no further cost: accuracy \d+\.\d% ± \d+\.\d, AUC", said
+    )
 
 
 def test_none_where_it_is_not_wanted(place, tmp_path, capsys):
     assert train(place / "t.csv", tmp_path / "none", "--holdout", "0") == 0
-    assert "set aside" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Measured on" not in said
+    assert "The model was not measured: no rows were set aside (--holdout)" in said
     card = (tmp_path / "none" / "model_card.md").read_text()
     assert "Trained on 2,000 rows" in card
     assert "no rows were set aside (`--holdout`)" in card
@@ -95,7 +99,9 @@ def test_numbers_are_measured(tmp_path, capsys):
         tmp_path / "model",
     )
     assert labeldp("train", table, *options) == 0
-    assert re.search(r"On 150 rows set aside, .*: R² -?\d.* ± .*, mean absolute error", capsys.readouterr().out)
+    assert re.search(
+        r"Measured on 150 rows that were set aside, .*: R² -?\d.* ± .*, mean absolute error", capsys.readouterr().out
+    )
     assert labeldp("report", tmp_path / "model", "--out", tmp_path / "page.html") == 0
     assert "root mean squared error" in (tmp_path / "page.html").read_text()
 

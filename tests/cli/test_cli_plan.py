@@ -140,7 +140,7 @@ def test_classes_are_not_counted_in_the_data(table):
     ("arguments", "words"),
     [
         (["--classes", "3", "--epsilon", "1"], "--rows"),
-        (["--rows", "10", "--classes", "3", "--epsilon", "0"], "epsilon=0.0"),
+        (["--rows", "10", "--classes", "3", "--epsilon", "0"], "epsilon=0 cannot be used"),
         (["--rows", "10", "--classes", "one", "--epsilon", "1"], "num_classes=1"),
         (["--rows", "10", "--classes", "3", "--epsilon", "1", "--label", "y"], "belong to a table"),
         (["--rows", "10", "--classes", "3", "--regression", "--epsilon", "1"], "--regression"),

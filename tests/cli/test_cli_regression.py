@@ -125,7 +125,7 @@ def test_a_run_is_repeated_from_its_config(place, tmp_path):
 
 def test_the_summary_and_the_report_speak_of_numbers(place, tmp_path, capsys):
     assert train(place / "t.csv", tmp_path / "model", "--test", place / "open.csv") == 0
-    assert "rows with open labels: R² 0." in capsys.readouterr().out
+    assert "rows with public labels: R² 0." in capsys.readouterr().out
     options = ("--beside", place / "model", "--non-private", 0.95, "--out", tmp_path / "page.html")
     assert labeldp("report", tmp_path / "model", *options) == 0
     text = (tmp_path / "page.html").read_text()

@@ -49,7 +49,7 @@ def test_from_a_private_file_to_a_certified_model(place, tmp_path, capsys, kind)
     assert labeldp("train", source, "--out", out, "--id", "id", "--test", place / "open.csv") == 0
     said = capsys.readouterr().out
     assert "rr+learner trained on 1,000 responses" in said
-    assert f"They were released before, at epsilon 3, delta 0: {SPENT}." in said
+    assert f"They were released before, at epsilon 3, delta 0, so {SPENT}." in said
     assert verify_folder(out) == ()
     ours, theirs = read_certificate(out / "certificate.json"), read_certificate(certificate_path(source))
     assert (ours.epsilon, ours.delta, ours.groups, ours.noise) == (3.0, 0.0, theirs.groups, theirs.noise)

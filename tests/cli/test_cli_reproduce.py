@@ -124,7 +124,9 @@ def test_finished_runs_are_not_trained_again(folder, labeldp_here):
 def test_a_finished_table_needs_no_pytorch(folder, labeldp_here):
     only = ("reproduce", TABLE, "--method", "lp-1st", "--epsilon", "2", "--seeds", "1")
     labeldp_here(*only)
-    code = "import sys, pathlib, experiments.tables as t; t.FOLDER = pathlib.Path(sys.argv[1]); "
+    code = "import signal, sys, pathlib, experiments.tables as t; t.FOLDER = pathlib.Path(sys.argv[1]); "
+    # A shell that runs the tests in the background lets them ignore Ctrl-C, and what they start as well.
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "from labeldp.cli import app; assert app.run(sys.argv[2:]) == 0; print('torch' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code, str(folder), *only], capture_output=True, text=True, check=True, cwd=ROOT
@@ -165,7 +167,9 @@ def test_several_at_once(folder, labeldp_here):
 @pytest.mark.parametrize(("jobs", "how"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_interrupted_it_keeps_what_is_done_and_goes_on(folder, jobs, how):
     out = folder / "results" / "tiny.jsonl"
-    code = "import sys, pathlib, experiments.tables as t; t.FOLDER = pathlib.Path(sys.argv[1]); "
+    code = "import signal, sys, pathlib, experiments.tables as t; t.FOLDER = pathlib.Path(sys.argv[1]); "
+    # A shell that runs the tests in the background lets them ignore Ctrl-C, and what they start as well.
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "from labeldp.cli import app; app.main(sys.argv[2:])"
     command = [sys.executable, "-c", code, str(folder), "reproduce", TABLE, "--method", "endless"]
     command += ["--seeds", "1", "--device", "cpu", "--jobs", str(jobs)]

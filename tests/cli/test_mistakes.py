@@ -1,4 +1,4 @@
-"""The 32 mistakes that people make first, one test each, with the words that they are told; most cost them nothing.
+"""Mistakes that people make first, one test each, with the words that they are told; most cost them nothing.
 
 A table of patients as a stranger has it: numbers with gaps, dates, names with spaces and accents, an id, free text.
 `test_cli_errors.py` has more of the kind, and checks that nothing is lost; here it is what is said that counts.
@@ -122,18 +122,18 @@ def test_01_a_misspelt_label(here):
 def test_02_a_class_is_missing_or_wrong(here):
     words = refused(train("t.csv", classes="none,mild"), "not among the declared classes 'none', 'mild'")
     assert "severe" not in words
-    assert "declare every class exactly as it is written" in words
+    assert "declare every class exactly as the table has it" in words
 
 
 def test_03_rows_without_a_label(here):
     columns = patients()
     columns["diagnosis"][5] = columns["diagnosis"][9] = ""
     (here / "t.csv").write_text(csv_text(columns), encoding="utf-8")
-    refused(train("t.csv"), "2 are missing", "settle missing labels beforehand")
+    refused(train("t.csv"), "2 of 1200 labels read so far are missing", "leave out rows without a label")
 
 
 def test_04_epsilon_is_text(here):
-    refused(train("t.csv", epsilon="0,5"), "epsilon='0,5' is not a number; give one above 0")
+    refused(train("t.csv", epsilon="0,5"), "epsilon='0,5' is not a number", "give one above 0")
 
 
 @pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "inf"])
@@ -336,10 +336,10 @@ def test_29_a_full_disk_costs_nothing(here, monkeypatch):
 
 
 def test_30_the_same_labels_twice(here):
-    told(train("t.csv"), "No budget store was charged: what else is released of these labels adds up (labeldp budget)")
+    told(train("t.csv"), "No budget was charged. Other releases of these labels add to the cost")
     budget = ("--name", "t", "--label", "diagnosis", "--classes", "none,mild,severe", "--epsilon", 1)
     assert labeldp("budget", "create", "t.csv", *budget).returncode == 0
-    assert "No budget store" not in told(train("t.csv", "first"))
+    assert "No budget was charged" not in told(train("t.csv", "first"))
     run = train("t.csv", "second")
     assert run.returncode == 2
     assert "Ask for less than is left" in run.stderr
@@ -348,7 +348,7 @@ def test_30_the_same_labels_twice(here):
 def test_31_a_range_that_is_far_off(here):
     numbers = {"label": "rent", "classes": None, "task": "regression", "drop": "patient,note,diagnosis"}
     said = told(train("t.csv", "out", "--range", 0, 10, **numbers), "of the labels lie at a bound of --range 0 10")
-    assert "choose a wider range, from what is known of the quantity" in said
+    assert "choose a wider range, from what you know about the quantity" in said
     assert "bound of --range" not in told(train("t.csv", "fits", "--range", -2000, 3000, **numbers))
 
 
@@ -361,6 +361,97 @@ def test_32_a_misspelt_setting_in_python():
     with pytest.raises((TypeError, ValueError), match="headz"):
         model.fit(x, (x[:, 0] > 0).astype(int))
     assert not any(one.epsilon for one in reports)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("t.xlsx", "'t.xlsx' is a spreadsheet; save it as CSV (UTF-8), and give that file"),
+        ("t.zip", "'t.zip' is an archive; unpack it, and give the file inside"),
+        ("t.json", "'t.json' is a format that is not read here; convert it to Parquet or CSV"),
+        ("workbook.csv", "workbook.csv: the file is an Excel workbook or a ZIP archive, whatever its name says"),
+        ("t.csc", "'t.csc' has no known format; give a file whose name ends in .parquet"),
+        ("https://example.org/t.csv", "is an address; download the file first, and give its path"),
+        ("s3://bucket/t.parquet", "is an address; download the file first, and give its path"),
+        ("folder", "'folder' is a folder without Parquet files; give one with them, or one Parquet or CSV file"),
+    ],
+)
+def test_33_something_that_is_no_table(here, name, words):
+    (here / "folder").mkdir()
+    for made in ("t.xlsx", "t.zip", "t.json", "workbook.csv", "t.csc"):
+        (here / made).write_bytes(b"PK\x03\x04\x14\0")
+    refused(train(name), words)
+
+
+def test_34_names_with_spaces_and_accents(here):
+    names = [{"diagnosis": "Diagnóstico final"}.get(name, name) for name in patients()]
+    (here / "t.csv").write_text(csv_text(patients(), names), encoding="utf-8")
+    refused(train("t.csv", label="diagnostico final"), "did you mean 'Diagnóstico final'?")
+    assert train("t.csv", "out", "--dry-run", label="Diagnóstico final", drop="Größe,blood pressure").returncode == 0
+
+
+@pytest.mark.parametrize("change", [lambda label: f"{label} ", str.title], ids=["a space behind", "capital letters"])
+def test_35_classes_that_are_nearly_right(here, change):
+    columns = patients() | {"diagnosis": [change(label) for label in patients()["diagnosis"]]}
+    (here / "t.csv").write_text(csv_text(columns), encoding="utf-8")
+    words = refused(train("t.csv"), "not among the declared classes 'none', 'mild', 'severe'")
+    assert "exactly as the table has it, spaces and capital letters included" in words
+    # What the labels are is not told.
+    assert not any(repr(change(label)) in words for label in ("none", "mild", "severe"))
+
+
+@pytest.mark.parametrize("command", ["train", "privatize", "plan", "budget create"])
+def test_36_a_decimal_comma_in_epsilon(here, command):
+    more = {"train": ["--out", "out"], "privatize": ["--out", "out.csv"], "plan": [], "budget create": ["--name", "t"]}
+    options = ["--label", "diagnosis", "--classes", "none,mild,severe", "--epsilon", "1,0", *more[command]]
+    run = labeldp(*command.split(), "t.csv", *options)
+    refused(run, "epsilon='1,0' is not a number (decimals have a point, as in 0.5)")
+
+
+def test_37_files_from_windows(here):
+    windows = csv_text(patients()).replace("\n", "\r\n")
+    (here / "t.csv").write_bytes(windows.encode("utf-8-sig"))
+    assert train("t.csv", "out", "--dry-run").returncode == 0
+    (here / "t.csv").write_bytes(windows.encode("utf-16"))
+    refused(train("t.csv"), "t.csv: the file is not UTF-8 text but UTF-16; convert it to UTF-8")
+
+
+@pytest.mark.parametrize("classes", ["0-2", "0..2", "3", "none;mild;severe", "none mild severe"])
+def test_38_classes_given_in_another_way(here, classes):
+    refused(train("t.csv", classes=classes), f"--classes names only {classes!r}; list every class, separated by commas")
+
+
+def test_39_classes_given_as_a_list(here):
+    refused(train("t.csv", classes='["none", "mild"]'), "is a list in brackets; give the names separated by commas")
+
+
+def test_40_a_table_of_five_rows(here):
+    (here / "t.csv").write_text(csv_text(patients(5)), encoding="utf-8")
+    told(train("t.csv"), "trained on 5 secret labels", "The model was not measured: no rows were set aside")
+
+
+def test_41_a_column_without_a_value(here):
+    (here / "t.csv").write_text(csv_text(patients() | {"town": [""] * ROWS}), encoding="utf-8")
+    run = train("t.csv", "out", "--dry-run")
+    assert "town            constant" in " ".join(run.stdout.splitlines())
+    (here / "t.csv").write_text(csv_text(patients() | {"diagnosis": [""] * ROWS}), encoding="utf-8")
+    refused(train("t.csv"), f"{ROWS} of {ROWS} labels read so far are missing; leave out rows without a label")
+
+
+def test_42_a_folder_that_does_not_exist(here):
+    refused(train("t.csv", "no/such/out"), "the folder 'no/such' does not exist; create it first")
+
+
+def test_43_something_that_was_never_written(here):
+    refused(labeldp("audit", "nothing"), "there is no file or folder 'nothing'; give a folder of labeldp train")
+    run = labeldp("verify", "t.csv")
+    assert run.returncode == 1
+    assert "there is no certificate 't.csv.certificate.json' beside 't.csv'; give a file that labeldp" in run.stderr
+
+
+def test_44_the_same_command_again(here):
+    told(train("t.csv"), "trained on")
+    refused(train("t.csv"), "'out' exists already and is never overwritten")
 
 
 def _raise(error):

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -349,7 +350,7 @@ def source_of(folder, table, **write):
         (pa.array(["a", SECRET, None, SECRET]), ["a"], "2 of 4 labels .* not among .* and 1 are missing"),
         (pa.array([0.0, float("nan"), 0.5, None]), ["0"], "1 of 4 .* and 2 are missing"),
         (pa.array([0, 1, 2, 77777]), ["0", "1", "2"], "1 of 4"),
-        (pa.array([True, None, False, True]), ["true", "false"], "0 of 4 .* 1 are missing"),
+        (pa.array([True, None, False, True]), ["true", "false"], "1 of 4 labels read so far are missing"),
         (pa.array([0, 1, 0, 1]), ["0", "one"], "'one' is not a value of type int64"),
         (pa.array([0, 1, 0, 1], pa.int8()), ["0", "300"], "'300' is not a value of type int8"),
         (pa.array([0.0, 1, 0, 1]), ["0", "nan"], "'nan' is not a finite"),
@@ -610,6 +611,7 @@ def test_a_full_disk_is_a_sentence(tmp_path):
     assert Journal.open(tmp_path / "j").epsilon(0) == 0
 
 
+@pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount here")
 def test_a_full_file_system_is_a_sentence(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -8,8 +8,8 @@ import pytest
 
 from labeldp.choosing.choice import choose
 from labeldp.core.random import SecureRandom
-from labeldp.results.card import belief_after, belief_below
-from labeldp.results.evaluation import Measure
+from labeldp.results.card import Story, belief_after, belief_below, headline
+from labeldp.results.evaluation import Evaluation, Measure
 from labeldp.results.facts import gather
 from labeldp.results.folder import ArtifactError
 from labeldp.results.report import against_epsilon, growth, methods_section, page, write_page
@@ -147,7 +147,29 @@ def test_the_ledger_shows_epsilon_so_far_and_how_it_grew(tmp_path):
 def test_seeded_noise_is_called_what_it_is(tmp_path):
     text = read(page(gather(saved(tmp_path / "model", result(rng=SecureRandom(seed=1)))))).text
     assert "This result does not verify." in text
-    assert "Not private: the noise came from a seed" in text
+    assert "This is not private: the noise came from a seed" in text
+    assert "Do not share it: it does not verify." in text
+    assert "Give the whole folder to anyone" not in text
+
+
+def test_numbers_whose_r2_noise_hides_are_not_called_unmeasured():
+    """Seen on a table of rents: no R², a mean absolute error, and a page that said that nothing was measured."""
+    story = Story("t", "rent", None, 500, ("size",), "one_shot", "", 1.0, 0.0, (0.0, 3000.0))
+    own = Evaluation(50, 1.0, {"mean_absolute_error": Measure(151.0, 59.0)})
+    said = "On average, predictions are off by 151 ± 59, measured on 50 rows that were set aside."
+    assert headline(story, {}, own) == said
+    assert headline(story, {}, None) == ""
+    assert headline(story, {"r2": 0.5, "mean_absolute_error": 2.0, "rows": 9}, own).startswith("R² is 0.500 on 9 rows")
+
+
+def test_the_first_screen_says_how_good_what_it_means_and_how_to_share_it(tmp_path):
+    text = read(page(gather(saved(tmp_path / "model", result())))).text
+    first = text[: text.index("How good it is")]
+    assert "How good is it?" in first
+    assert "What does ε = 1 mean? Whoever sees the result can change their odds" in " ".join(first.split())
+    assert "Someone who considers two values equally likely can become at most 73.2% sure of one of them." in first
+    assert "Give the whole folder to anyone: it contains no labels" in first
+    assert "labeldp verify model" in first
 
 
 def test_revealed_labels_are_called_what_they_are(tmp_path):
@@ -174,7 +196,7 @@ def test_revealed_labels_are_called_what_they_are(tmp_path):
 def test_without_open_labels_it_says_so(tmp_path):
     made = page(gather(saved(tmp_path / "model", result(test=None))))
     text = read(made).text
-    assert "Not measured on labels" in text
+    assert "It was not measured" in text
     assert "this model, measured" not in made
 
 
@@ -362,7 +384,7 @@ def test_what_rows_set_aside_measured_is_shown_and_stands_in_for_open_labels(tmp
     assert facts.score == 0.8
     assert "<script>" not in text
     assert "80.0% ± 5.0" in read.text
-    assert "Right for 80.0% ± 5.0 of 300 rows that were set aside." in read.text
+    assert "The model is right on 80.0% ± 5.0 of 300 rows that were set aside." in read.text
     assert "Trained on 2,700 secret labels" in read.text
     for title in ("Confusion matrix", "ROC curve", "Reliability diagram"):
         assert f"<title>{title}</title>" in text
@@ -386,9 +408,9 @@ def test_the_page_begins_with_how_good_it_is_beside_what_needs_no_model(tmp_path
     read = Reader(page(gather(saved(tmp_path / "model", result(test=None, evaluation=own())))))
     order = [read.text.index(words) for words in ("80.0%", "How good it is", "What is promised", "What it cost")]
     assert order == sorted(order)
-    assert "Always saying “no”, the most frequent class, would be right for 61.0%." in read.text
+    assert "Always predicting “no”, the most frequent class, would be right on 61.0%." in read.text
     first = read.text[: read.text.index("How good it is")]
-    for words in ("accuracy", "always the most frequent class", "AUC", "ε", "δ", "odds of a label move by", "method"):
+    for words in ("accuracy", "always the most frequent class", "AUC", "ε", "δ", "odds move by at most", "method"):
         assert words in first, words
 
 
@@ -396,7 +418,7 @@ def test_open_labels_and_rows_set_aside_stand_side_by_side(tmp_path):
     read = Reader(page(gather(saved(tmp_path / "model", result(test=0.84, evaluation=own())))))
     assert "rows set aside" in read.text
     assert "public test rows" in read.text
-    assert "Right for 84.0% of 500 rows with public labels." in read.text
+    assert "The model is right on 84.0% of 500 rows with public labels." in read.text
 
 
 def test_accuracy_against_epsilon_has_this_models_own_point_and_its_error_bar(tmp_path):
@@ -417,7 +439,7 @@ def test_without_a_measure_there_is_no_chart_of_something_else(tmp_path):
     facts = gather(saved(tmp_path / "model", result(test=None)))
     assert against_epsilon(facts) is None
     read = Reader(page(facts))
-    assert "Not measured on labels" in read.text
+    assert "It was not measured" in read.text
     assert "not measured" in read.text[: read.text.index("How good it is")]
 
 
@@ -443,7 +465,7 @@ def test_methods_are_compared_for_the_rows_and_the_machine_that_the_model_was_ch
 def test_the_card_begins_with_how_good_how_private_and_how_to_check(tmp_path):
     card = (saved(tmp_path / "model", result(test=None, evaluation=own())) / "model_card.md").read_text()
     first = card[: card.index("## What is protected")]
-    assert "**How good it is**: Right for 80.0% ± 5.0 of 300 rows that were set aside." in first
+    assert "**How good it is**: The model is right on 80.0% ± 5.0 of 300 rows that were set aside." in first
     assert "**How private it is**: ε = 1, δ = 0, for one label. Whoever sees" in first
     assert "`labeldp verify model`" in first
     bare = (saved(tmp_path / "bare", result(test=None)) / "model_card.md").read_text()

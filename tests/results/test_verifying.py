@@ -76,7 +76,7 @@ def test_a_seeded_result_does_not_hold(tmp_path):
     with drafting(tmp_path / "model") as draft:
         draft.write(result(rng=SecureRandom(7)))
     assert any("seed" in problem for problem in verify_folder(tmp_path / "model"))
-    assert "Not private" in (tmp_path / "model" / "model_card.md").read_text()
+    assert "This is not private" in (tmp_path / "model" / "model_card.md").read_text()
 
 
 def test_a_smaller_claim_than_the_ledger_is_found(folder):
@@ -171,7 +171,7 @@ def test_a_result_of_kept_seeded_responses_does_not_hold(tmp_path):
     with drafting(tmp_path / "model") as draft:
         draft.write(dataclasses.replace(result(), certificate=vault.certificate(0.0)))
     assert any("seed" in problem for problem in verify_folder(tmp_path / "model"))
-    assert "Not private" in (tmp_path / "model" / "model_card.md").read_text()
+    assert "This is not private" in (tmp_path / "model" / "model_card.md").read_text()
 
 
 @pytest.mark.parametrize(("name", "content"), [
