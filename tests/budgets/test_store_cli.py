@@ -102,7 +102,7 @@ def test_a_shared_store_and_its_key(folder, database):
         ("t.csv", {"--epsilon": "-1"}, "epsilon"),
         ("t.csv", {"--delta": "2"}, "delta"),
         ("t.csv", {"--users": "nobody"}, "'nobody'"),
-        ("t.xlsx", {}, "format"),
+        ("t.xlsx", {}, "is a spreadsheet; save it as CSV"),
         ("u.csv", {}, "not a file"),
         ("t.csv", {"--store": "mysql://u@h/d"}, "mysql"),
         ("t.csv", {"--key": "missing.key"}, "missing"),

@@ -174,7 +174,8 @@ def test_codes_stay_as_they_are_written_where_they_are_categories(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("t.xlsx", b"", "must end in .parquet"),
+        ("t.xlsx", b"", "is a spreadsheet; save it as CSV"),
+        ("t.table", b"", "name ends in .parquet"),
         ("t.csv", b"x,y\n", "no rows"),
         ("t.csv", f"x,y\n1,{SECRET},3\n".encode(), "t.csv: data row 1 has 3 fields where the header has 2"),
         ("t.csv", b"\xe9t\xe9,y\n1,2\n", "not UTF-8"),
