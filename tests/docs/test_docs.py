@@ -49,10 +49,19 @@ MORE = {check.__name__: check for check in (estimators, users, audit, budgets)}
 EXPLAINED = ("why", "at most 1, and paid", "False, unless", "1.0, at")
 
 
+# Pages of many trainings, ten seconds and more.
+LONG = ("estimators", "evaluation", "recipes")
+
+
 # Some pages show what the library warns of.
 @pytest.mark.filterwarnings("default::UserWarning")
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem not in ("extend", "scale")], ids=lambda page: page.stem
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in LONG))
+        for page in PAGES
+        if page.stem not in ("extend", "scale")
+    ],
 )
 def test_python_blocks_run_and_print_what_they_say(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,7 @@ def fitted(method, x, y):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("made", [films, bags])
+@pytest.mark.parametrize("made", [films, pytest.param(bags, marks=pytest.mark.slow)])
 def test_it_is_learnt_measured_and_kept(method, made):
     model, (x, y) = fitted(method, *made()), made(seed=1)
     assert (model.predict(x) == y).mean() > 0.8

@@ -116,6 +116,7 @@ def test_a_share_that_is_none_is_refused(share):
     assert not any(group.queries for group in vault.ledger.groups())
 
 
+@pytest.mark.slow
 def test_adapting_pays_where_two_of_many_columns_matter():
     """By public seeds and responses of a large ε: crossed columns among idle ones, and a sum of all of them."""
     wide = torch.randn(1500, 8, generator=torch.Generator().manual_seed(1))
