@@ -84,7 +84,7 @@ def test_a_rank_that_nobody_launched_is_one_sentence(monkeypatch, patients):
     [
         ("labeldp_pro", "2 ranks trained it together."),
         ("forward", "2 ranks trained it together."),
-        ("one_shot", "Rank 0 trained it alone: one_shot has nothing to share but the features of images."),
+        ("one_shot", "Rank 0 trained it alone: one_shot can share nothing but the features of images."),
     ],
 )
 def test_a_folder_of_ranks_is_a_folder_like_any_other(patients, method, line):
