@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import pate, public_features, semi
-from experiments.networks import model
+from experiments.networks import OverShifts, model
 from experiments.settings import Run, named
 from labeldp.core.vault import LabelVault
 from labeldp.features import augment
@@ -359,7 +359,9 @@ def _descent(settings: Mapping[str, Any]) -> Any:
 
 
 _EVERY_NEEDS = frozenset({"dataset", "model", "recipe", "epochs"})
-_EVERY_MAY_HAVE = frozenset({"delta", "metric", "listed_as", "claimed_epsilon", "quick", "start", "mirrored"})
+_EVERY_MAY_HAVE = frozenset(
+    {"delta", "metric", "listed_as", "claimed_epsilon", "quick", "start", "mirrored", "shifted"}
+)
 _FIT_NEEDS = frozenset({"batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "augment"})
 _FIT_MAY_HAVE = frozenset({"mixup", "average", "compiled", "recorded"})
 _DESCENT_NEED = frozenset({"delta", "batch_size", "optimizer", "learning_rate", "schedule", "clip", "denoiser"})
@@ -492,12 +494,14 @@ def train(
         made, inputs, vault, run.epsilon, run.seed, run.settings, report, kept, {} if notes is None else notes, keep
     )
     trained = FAMILIES[run.settings["recipe"]].train(job)
-    return mirrored(run, trained)
+    return as_measured(run, trained)
 
 
-def mirrored(run: Run, network: nn.Module) -> nn.Module:
-    """The network, over an image and its mirror where the run's settings want that."""
-    return OverCrops(network, side=1.0, grid=1) if run.settings.get("mirrored", False) else network
+def as_measured(run: Run, network: nn.Module) -> nn.Module:
+    """The network as it is measured: over an image and its mirror, and shifts, where the run's settings want that."""
+    if run.settings.get("mirrored", False):
+        network = OverCrops(network, side=1.0, grid=1)
+    return OverShifts(network, run.settings["shifted"]) if run.settings.get("shifted", 0) else network
 
 
 def _fits(job: Training) -> list[Any]:

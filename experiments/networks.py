@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from experiments import public_features
 from experiments.settings import named
@@ -50,6 +51,24 @@ def model(settings: Mapping[str, Any], images: Any, num_classes: int, seed: int,
     if "start" in settings:
         public_features.fill(made, settings["start"], images)
     return made
+
+
+class OverShifts(nn.Module):
+    """The mean of a model's scores of an image and of the same image shifted by some pixels, half of the weight each.
+
+    The shifts go along one diagonal, there and back; what comes in at the border is what lies inside of it, mirrored.
+    """
+
+    def __init__(self, model: nn.Module, pixels: int) -> None:
+        super().__init__()
+        self.model, self.pixels = model, pixels
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the mean scores, (n, K)."""
+        by, (height, width) = self.pixels, images.shape[2:]
+        wide = pad(images, (by, by, by, by), mode="reflect")
+        there, back = (self.model(wide[:, :, at : at + height, at : at + width]) for at in (0, 2 * by))
+        return self.model(images) / 2 + (there + back) / 4
 
 
 def keep(folder: Path, name: str, network: nn.Module, rows: Mapping[str, Inputs]) -> None:

@@ -101,7 +101,7 @@ def run_one(run: Run, device: str, tell: Tell = lambda news: None, kept: Path | 
     place = None if kept is None else kept / commit()
 
     def keep(name: str, network: nn.Module) -> None:
-        shown = adapters.mirrored(run, network)
+        shown = adapters.as_measured(run, network)
         value = adapters.METRICS[run.metric](shown, test_inputs, test_labels.values)
         notes.setdefault("networks", {})[name] = round(value, 3)
         if place is not None:
@@ -113,6 +113,9 @@ def run_one(run: Run, device: str, tell: Tell = lambda news: None, kept: Path | 
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
     value = adapters.METRICS[run.metric](trained, test_inputs, test_labels.values)
+    if isinstance(trained, networks.OverShifts):
+        plain = adapters.METRICS[run.metric](trained.model, test_inputs, test_labels.values)
+        notes["without_shifts"] = round(plain, 3)
     claim = vault.certificate(run.settings.get("delta", 0.0))
     return {**record_of(run, value, seconds, claim, _device_name(device)), **notes}
 

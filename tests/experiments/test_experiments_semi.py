@@ -321,6 +321,23 @@ def test_a_mirrored_model_says_the_same_of_mirrors():
         assert torch.allclose(made(images[:8]), made(images[:8].flip(-1)), atol=1e-5)
 
 
+def test_shifts_weigh_half_and_keep_what_is_the_same_everywhere():
+    pixels = torch.arange(12.0).reshape(1, 1, 3, 4)
+    found = networks.OverShifts(torch.nn.Identity(), 1)(pixels)
+    # The row above the first is the second, the column left of the first the second, and so at the other borders.
+    there = torch.tensor([[5.0, 4, 5, 6], [1, 0, 1, 2], [5, 4, 5, 6]])
+    back = torch.tensor([[5.0, 6, 7, 6], [9, 10, 11, 10], [5, 6, 7, 6]])
+    assert torch.equal(found, pixels / 2 + (there + back) / 4)
+
+
+def test_a_shifted_model_is_measured_beside_the_same_without_shifts(monkeypatch):
+    settings = {**MATCH, "recipe": "ldp_ssl", "mirrored": True, "shifted": 1}
+    values = iter([0.5, 0.25])
+    monkeypatch.setitem(adapters.METRICS, "accuracy", lambda network, images, labels: next(values))
+    line = run.run_one(Run("tiny", "semi", 2.0, 1, settings), "cpu")
+    assert (line["value"], line["without_shifts"]) == (0.5, 0.25)
+
+
 def test_kept_labels_beside_the_formula():
     """Pure groups of a thousand rows: all guesses are right, and so are all kept labels."""
     truth = np.repeat(np.arange(4), 1000)
