@@ -21,7 +21,6 @@ FOLDERS = [
     "engines",
     "estimator",
     "results",
-    "engines",
     "choosing",
     "audit",
     "service",

@@ -51,6 +51,8 @@ Asked = tuple[Event, RowIndex | None, Path | None]
 ROOM_TO_SPARE = 1 << 16
 # In a note, which rows a part of a vault has: a part of other rows has not paid for the release.
 _PLACE = "rows of the whole"
+# In a note, what says who drew and who paid, and not what was asked.
+_OF_THE_DRAW = {"vault", "seeded", "query"}
 # What a fit that sets rows aside was begun with.
 _FIT = "fit.json"
 # What reading half a file can raise.
@@ -122,7 +124,7 @@ def _released(
         lost = _was_lost(kept)
         if kept.exists():
             earlier = load_note(kept)
-            odd = sorted(key for key in {*note, _PLACE} - {"vault"} if note.get(key) != earlier.get(key))
+            odd = sorted(key for key in {*note, *earlier} - _OF_THE_DRAW if note.get(key) != earlier.get(key))
             if odd:
                 raise ValueError(
                     f"{kept} holds the release of another query ({', '.join(odd)} differ); use a new folder"

@@ -220,7 +220,7 @@ def lp_normal_sgd(
     delta: float,
     diameter: float,
     bound: Bound | None = None,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     loss: Loss = cross_entropy,
     average: float | None = None,
     seed: int = 0,
@@ -246,9 +246,11 @@ def lp_normal_sgd(
     Args:
         diameter: D of the ball around the first weights that the weights are kept in.
         bound: its radius is L; `NormBound(1.0)` when None. Gradients of a loss that is L-Lipschitz are never clipped.
-        batch_size: rows to a step; 1 is as published.
+        batch_size: rows to a step. 1 is as published, and takes as many steps as there are rows; when None, 256, or a
+            fortieth of fewer than 10,240 rows, for a pass of some hundred steps.
         seed: of the order, which no label decides.
-        average, folder, every, report: as in `train`.
+        every: steps between two reports; a twentieth of the pass when None.
+        average, folder, report: as in `train`.
 
     >>> from labeldp import LabelVault
     >>> x = torch.randn(200, 5)
@@ -264,13 +266,14 @@ def lp_normal_sgd(
     bound = bound or NormBound(1.0)
     # For the steps; what rounding adds to the diameter, and so to the noise that is drawn, is a hundred-thousandth.
     noise = least_noise(lambda s: Gaussian(s, bound.diameter), 1, epsilon, delta, bound.diameter)
+    batch_size = max(1, min(256, len(vault) // 40)) if batch_size is None else batch_size
     many = math.ceil(len(vault) / max(1, batch_size))
     peak = diameter / math.sqrt(bound.radius**2 + vault.num_classes * noise**2 / max(1, batch_size))
     return train(
         model, inputs, vault, epsilon=epsilon, delta=delta, epochs=1, batch_size=batch_size,
         bound=bound, denoiser=self_span(), loss=loss, optimizer=sgd(peak, momentum=0.0, weight_decay=0.0),
         schedule=lambda done: 1 / math.sqrt(round(done * many) + 1), average=average, radius=diameter / 2, seed=seed,
-        folder=folder, every=every, report=report,
+        folder=folder, every=every or max(1, many // 20), report=report,
     )  # fmt: skip
 
 

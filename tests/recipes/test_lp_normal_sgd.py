@@ -17,8 +17,9 @@ from labeldp.core.vault import LabelVault
 from labeldp.learning.train import accuracy
 from labeldp.mechanisms.gradients.layers import cross_entropy
 from labeldp.mechanisms.gradients.per_example import gradients
+from labeldp.mechanisms.gradients.public import PublicGradients
 from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBound
-from labeldp.recipes.denoisers import Projector
+from labeldp.recipes.denoisers import Projector, batches_for, self_span
 from labeldp.recipes.labeldp_pro import lp_normal_sgd as train
 from tests.marks import mostly_slow
 
@@ -148,6 +149,31 @@ def test_past_the_budget_nothing_is_drawn():
     with pytest.raises(BudgetExceededError):
         train(zeros(), x, box, epsilon=1.0, delta=DELTA, diameter=5.0)
     assert box.certificate().epsilon == 0.0
+
+
+def test_the_usual_pass_takes_some_hundred_steps_and_reports_on_its_way():
+    x, labels = problem(1200)
+    found = []
+    train(zeros(), x, LabelVault(labels, K), epsilon=1.0, delta=DELTA, diameter=5.0, report=found.append)
+    assert found[-1].steps == 1200 // (1200 // 40)
+    assert len(found) == 20
+    assert found[0].share == pytest.approx(0.05)
+
+
+def test_a_linear_layer_is_projected_without_the_matrix_of_its_candidates(monkeypatch):
+    """Same point, but for where the conjugate gradients stop."""
+    x, _ = problem(1200)
+    layer, noisy = zeros(), torch.randn(12 * K, generator=torch.Generator().manual_seed(0))
+
+    def projected(model):
+        batches = batches_for(self_span(), x, len(x), 30, 0)
+        return Projector(model, batches, self_span(tolerance=1e-6), 30, cross_entropy, 1.0)(noisy, 0)
+
+    with_matrix = projected(nn.Sequential(layer))
+    monkeypatch.setattr(PublicGradients, "_computed_blocks", None)
+    torch.testing.assert_close(projected(layer), with_matrix, rtol=1e-3, atol=1e-4)
+    with pytest.raises(TypeError):
+        projected(nn.Sequential(layer))
 
 
 class StopHereError(Exception):

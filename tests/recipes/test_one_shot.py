@@ -246,6 +246,17 @@ def test_what_is_kept_is_bound_to_its_question(tmp_path):
     assert box.certificate(DELTA).epsilon <= 0.5
 
 
+def test_the_moment_of_some_rows_is_not_that_of_all(tmp_path):
+    """One row left out: the totals nearly agree, and without the plan only the note says whose labels are in it."""
+    x, _ = problem()
+    one_head(x[1:], vault(), epsilon=0.5, folder=tmp_path, rows=np.arange(1, N))
+    (tmp_path / "plan.npz").unlink()
+    box = vault()
+    with pytest.raises(ValueError, match="rows queried differ"):
+        one_head(x, box, epsilon=0.5, folder=tmp_path)
+    assert box.certificate(DELTA).epsilon == 0.0
+
+
 # -- how good, how honest ----------------------------------------------------------------------------------------------
 
 
