@@ -32,9 +32,8 @@ from labeldp.data.columns import Layout, read_frame
 from labeldp.data.files import adult_path
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.spending import RepeatedFitWarning
-from labeldp.features.histograms import columns, cut
 from labeldp.features.tables import Table
-from labeldp.learning.boosting import Histogram, boost, forest_of
+from labeldp.learning.boosting import Histogram, boost, columns, cut, forest_of
 from labeldp.mechanisms.counts import GaussianNoise
 from labeldp.mechanisms.moments import Moments
 from labeldp.mechanisms.responses import RandomizedResponse

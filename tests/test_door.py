@@ -30,7 +30,6 @@ FROM_DATA = {
     "labels": {"class_values"},
     "open_rows": None,
     "parquet": set(),
-    "parquet_folder": set(),
     "partitions": None,
     "released": None,
     "request": {

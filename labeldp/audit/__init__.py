@@ -3,10 +3,9 @@
 An audit can catch a broken promise; it cannot prove that one is kept. The proof is in the mechanisms and the ledger.
 """
 
-from labeldp.audit.bounds import Claim
+from labeldp.audit.bounds import AuditResult, Claim
 from labeldp.audit.folders import FolderAudit, audit_folder
 from labeldp.audit.responses import audit_mechanism, audit_responses
-from labeldp.audit.result import AuditResult
 from labeldp.audit.selftest import self_test
 from labeldp.audit.training import audit_observed, audit_runs, audit_training
 

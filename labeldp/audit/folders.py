@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labeldp.atomic import replacing
-from labeldp.audit.bounds import Claim
-from labeldp.audit.result import AuditResult, coins_of
+from labeldp.audit.bounds import AuditResult, Claim, coins_of
 from labeldp.audit.training import audit_training
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, Ledger, worst_epsilon

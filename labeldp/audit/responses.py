@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.audit.bounds import Claim, Guesses
-from labeldp.audit.result import AuditResult, coins_of, judged
+from labeldp.audit.bounds import AuditResult, Claim, Guesses, coins_of, judged
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault, Mechanism
 from labeldp.data.door import seal_column

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from labeldp.audit.bounds import Claim
-from labeldp.audit.result import AuditResult
+from labeldp.audit.bounds import AuditResult, Claim
 from labeldp.audit.training import Labels, audit_training
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault

@@ -22,9 +22,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.audit.bounds import Claim, Guesses
+from labeldp.audit.bounds import Attack, AuditResult, Claim, Guesses, coins_of, judged
 from labeldp.audit.bounds import separate as separated
-from labeldp.audit.result import Attack, AuditResult, coins_of, judged
 from labeldp.releases import FloatArray
 
 Labels = npt.NDArray[np.int64]

@@ -12,6 +12,7 @@ import click
 from labeldp.cli.options import EPSILON, OptionError, listing, names_in, table_file, with_columns, with_delimiter
 
 if TYPE_CHECKING:
+    from labeldp.choosing.choice import Choice
     from labeldp.data.kinds import Reading
 
 _KINDS = ("number", "date", "category", "text", "vector")
@@ -19,6 +20,8 @@ _KINDS = ("number", "date", "category", "text", "vector")
 _ONE_HOT, _HASHED = 64, 256
 # Numbers per row that prose becomes, all of it together at most (`Text`).
 _TEXT, _MOST_TEXT = 128, 512
+# Pipes and files have no width of their own.
+_WIDTH = 110
 
 
 @click.command()
@@ -116,8 +119,6 @@ def plan(
         read = {} if found is None else {"columns": [one.to_json() for one in found.readings]}
         click.echo(json.dumps({**choice.to_json(), **read}))
         return
-    from labeldp.choosing.show import show
-
     show(choice)
     if found is not None:
         click.echo("\n" + listing(found.readings, found.note))
@@ -136,3 +137,60 @@ def width_of(readings: Sequence[Reading]) -> int:
     categories = sum(many for many in values if many <= _ONE_HOT) + _HASHED * any(many > _ONE_HOT for many in values)
     prose = len(kinds["text"])
     return max(1, vectors + numbers + categories + prose * min(_TEXT, _MOST_TEXT // max(prose, 1)))
+
+
+def show(choice: Choice) -> None:
+    """Print the sentence, the promise, where to start, and the ranking as a table, wrapped to the terminal."""
+    from rich import box
+    from rich.console import Console, Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from labeldp.choosing.choice import count
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
+    summary = Table.grid(padding=(0, 2))
+    summary.add_column(style="bold", no_wrap=True)
+    summary.add_column(overflow="fold")
+    summary.add_row("recipe", Text(choice.recipe, style="bold green"))
+    summary.add_row("call", Text(choice.call))
+    summary.add_row("why", Text(choice.reason))
+    summary.add_row("promise", Text(choice.price))
+    summary.add_row("start with", Text("\n".join(f"{name} = {value}" for name, value in choice.settings.items())))
+    for note in choice.notes:
+        summary.add_row("note", Text(note, style="yellow"))
+    ranking = Table(box=box.SIMPLE, pad_edge=False)
+    ranking.add_column("recipe", no_wrap=True)
+    for name in ("worth in clean labels", "accuracy", "behind by", "training"):
+        ranking.add_column(name, justify="right")
+    ranking.add_column("rests on")
+    for one in choice.ranking:
+        cells = (
+            one.recipe,
+            count(one.clean_labels) if one.clean_labels else "–",
+            "–" if one.accuracy is None else f"{one.accuracy:.1f} %",
+            "–" if one.regret is None else f"{max(one.regret, 0.0):.1f}",
+            "–" if one.seconds is None else duration(one.seconds),
+            one.obstacle or one.evidence,
+        )
+        ranking.add_row(*(Text(cell, style="dim" if one.obstacle else "") for cell in cells))
+    console.print(Group(summary, ranking))
+    if choice.alike:
+        console.print(
+            f"Accuracy: expected, with caution, on data like {' and '.join(choice.alike)}; yours may be easier or "
+            "harder. Behind by: most points lost to the best recipe on one of them.",
+            markup=False,
+        )
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that people would use.
+
+    >>> duration(8.2), duration(600.0), duration(86_400.0)
+    ('8 s', '10 min', '24 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"

@@ -20,8 +20,7 @@ from pyarrow import types
 from labeldp.data.csv import CsvTable, open_csv
 from labeldp.data.kinds import ABSENT, Column, best_format, is_prose, is_text, kind_of, written_dates, written_numbers
 from labeldp.data.labels import is_missing, pc
-from labeldp.data.parquet import ParquetTable, open_parquet
-from labeldp.data.parquet_folder import open_parquet_folder
+from labeldp.data.parquet import ParquetTable, open_parquet, open_parquet_folder
 from labeldp.data.request import TableError, column_advice, listed
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")

@@ -41,7 +41,7 @@ from labeldp.data.labels import (
     declared_by_type,
 )
 from labeldp.data.open_rows import Features, OpenLabels, OpenRows, same_file
-from labeldp.data.parquet_folder import ParquetFolder
+from labeldp.data.parquet import ParquetFolder
 from labeldp.data.released import ReleasedLabels
 from labeldp.data.request import TableError, column_advice, declared_classes, refusing, usable
 from labeldp.data.stored import MANY_CELLS, StoredTable, is_big, read_sample

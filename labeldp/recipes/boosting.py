@@ -31,8 +31,7 @@ from torch import Tensor
 
 from labeldp.core.inverse import gaussian_mu
 from labeldp.core.vault import LabelVault
-from labeldp.features.histograms import Column, columns, cut
-from labeldp.learning.boosting import Histogram, boost, forest_of
+from labeldp.learning.boosting import Column, Histogram, boost, columns, cut, forest_of
 from labeldp.learning.progress import Report
 from labeldp.learning.trees import Forest
 from labeldp.mechanisms.counts import GaussianNoise
@@ -94,7 +93,7 @@ def train(
     """Release `rounds` + 1 noisy histograms and boost trees on them: (`epsilon`, `delta`) in all.
 
     Args:
-        features: public, (n, p), in the vault's order; `labeldp.features.histograms` finds the table's columns in them.
+        features: public, (n, p), in the vault's order; `labeldp.learning.boosting` finds the table's columns in them.
         rounds: queries after the first, which is about all columns by themselves; with 0 the model is additive.
         depth: levels of their trees.
         bins, coarse_bins: of a number, at most, in the first query and in the others.

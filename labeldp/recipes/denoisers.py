@@ -184,8 +184,8 @@ class Projector:
         self._projection = denoiser.projection
         clip_at = clip if denoiser.clipped else None
         # The span asks for products only, and those of a linear layer cost a K-th of those with its candidates' matrix.
-        products = isinstance(model, nn.Linear) and isinstance(self._projection, partial)
-        memory = 0 if products and self._projection.func is span else None
+        made = self._projection
+        memory = 0 if isinstance(model, nn.Linear) and isinstance(made, partial) and made.func is span else None
         self._candidates = lambda rows: PublicGradients(model, rows, loss=loss, clip=clip_at, memory=memory)
 
     def __call__(self, noisy: Tensor, step: int) -> Tensor:

@@ -48,11 +48,11 @@ from labeldp.learning.heads import (
     Scale,
     eigenbasis,
     honest_scale,
+    levelled,
     ridge_head,
     softmax_head,
 )
 from labeldp.learning.progress import Progress, Report
-from labeldp.learning.rare import levelled
 from labeldp.learning.tuning import Basis, Scored, Tuning, compare_heads, load_plan, save_plan, tune
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.moments import Moments, RowChunks
@@ -150,7 +150,7 @@ def train(
         most, seed: for `Coded`, the number m of rows that tuning and head see (as many as have a quarter of a gibibyte
             of features when None), and the seed that draws them. With m = n the result is that of plain features.
         weighted: whether classes will be weighed against each other by their probabilities, which then have to be right
-            for rare ones, too: softmax regression, with a level of every class (`labeldp.learning.rare`).
+            for rare ones, too: softmax regression, with a level of every class (`labeldp.learning.heads`).
         rows: of which of the vault's rows the features are, and whose labels are in the moment; all when None.
         folder: keeps plan and moment, so that a killed run goes on and draws nothing twice.
         report: gets every step.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labeldp.audit.result import AuditResult
+from labeldp.audit.bounds import AuditResult
 from labeldp.choosing.choice import DEVICES, Choice, choose
 from labeldp.core.certificate import Certificate
 from labeldp.recipes.worth import Case

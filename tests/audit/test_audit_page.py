@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from labeldp.audit.bounds import Claim, Guesses, separate
-from labeldp.audit.result import judged
+from labeldp.audit.bounds import Claim, Guesses, judged, separate
 from labeldp.audit.training import guesses_of
 from labeldp.core import accountant, inverse
 from labeldp.core.events import Gaussian, Query

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from labeldp.features.histograms import cut
-from labeldp.learning.boosting import Histogram, boost, forest_of
+from labeldp.learning.boosting import Histogram, boost, cut, forest_of
 
 N = 4000
 

@@ -7,8 +7,7 @@ pytest.importorskip("torch")
 import torch
 
 from labeldp.features.extract import gram_of
-from labeldp.learning.heads import eigenbasis, ridge_head, softmax_head
-from labeldp.learning.rare import levelled
+from labeldp.learning.heads import eigenbasis, levelled, ridge_head, softmax_head
 from labeldp.releases import NoisyMoments
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from labeldp.features.histograms import columns, cut
 from labeldp.features.tables import Table
+from labeldp.learning.boosting import columns, cut
 
 
 def table(rows=3000, missing=False):
