@@ -17,6 +17,8 @@ from functools import cached_property, reduce
 from itertools import chain, groupby
 from typing import Any
 
+import numpy as np
+
 from labeldp.budgets.ids import Charge, Plan, extended
 from labeldp.budgets.keys import StoreError
 from labeldp.budgets.tables import (
@@ -78,12 +80,18 @@ class Book:
 
     def sum_with(self, plan: Plan) -> Fraction | None:
         """Return the plain sum after one more plan; None if something in it has no ε."""
-        total = self.at_most
+        if self.at_most is None:
+            return None
+        costs = list[Fraction]()
         for each in plan:
-            if total is None or not isinstance(each.event, PureDP) or not math.isfinite(each.event.epsilon):
+            if not isinstance(each.event, PureDP) or not math.isfinite(each.event.epsilon):
                 return None
-            total += Fraction(each.event.epsilon) * each.times
-        return total
+            costs.append(Fraction(each.event.epsilon) * each.times)
+        named = [each.rows for each in plan if each.rows is not None]
+        if len(named) == len(plan) > 1 and len(np.unique(np.concatenate(named))) == sum(map(len, named)):
+            # Nobody pays for two of them: users with few and with many rows, say.
+            return self.at_most + max(costs)
+        return self.at_most + sum(costs)
 
     def charged(self, plan: Plan) -> Book:
         """Return the book after one plan."""

@@ -51,6 +51,8 @@ def log_key(where: str, given: Path | None) -> SigningKey:
 @click.option("--id", "id_column", required=True, metavar="COLUMN", help="Public column that tells rows apart; "
               "analysts name rows by it.")  # fmt: skip
 @click.option("--label", required=True, help="The secret column.")
+@click.option("--user", metavar="COLUMN", help="Public column that says whose each row is: all labels of a user are "
+              "then protected together.")  # fmt: skip
 @click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
 @click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: between "
               "which they lie.")  # fmt: skip
@@ -86,6 +88,7 @@ def serve(
     table: Path,
     id_column: str,
     label: str,
+    user: str | None,
     classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
     name: str | None,
@@ -133,12 +136,12 @@ def serve(
     tls = _tls(tls_cert, tls_key)
     check_address(listen, tls is not None)
     called = name or table.name.partition(".")[0]
-    source = Source(str(table), label, id_column, tuple(classes or ()), bounds or None, delimiter)
+    source = Source(str(table), label, id_column, tuple(classes or ()), bounds or None, delimiter, user)
     served = Served.of_source(called, source)
     if epsilon is not None:
         store = store_class().open(where, key=key)
         known = next((each.budget.delta for each in store.datasets() if each.name == called), None)
-        settled = delta if delta is not None else usual_delta(len(served.vault)) if known is None else known
+        settled = delta if delta is not None else usual_delta(served.units) if known is None else known
         store.create(called, served.vault, Budget(epsilon, settled))
     server = _made(
         served, where, key, listen, tls, log_key(where, log_key_file), witness, accept_rollback, per_second, quiet,

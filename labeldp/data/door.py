@@ -368,8 +368,11 @@ def seal_column(
     users: str | None = None,
     delimiter: str | None = None,
     rng: SecureRandom | None = None,
+    rows: npt.NDArray[np.intp] | None = None,
 ) -> LabelVault:
     """Seal one column of a Parquet or CSV file; arguments as for `read`. No feature is read.
+
+    `rows` names some rows of the file, and their order; all when None.
 
     >>> seal_column(adult_path(), "income", ADULT_CLASSES)
     LabelVault(32561 labels, num_classes=2, budget=None)
@@ -379,13 +382,16 @@ def seal_column(
     if bounds is not None:
         if users is not None:
             raise TableError(f"users={users!r} cannot be used with bounds: numbers are protected one by one")
-        return seal_numbers(_number_column(path, label, delimiter), bounds, rng=rng)
+        numbers = _number_column(path, label, delimiter)
+        return seal_numbers(numbers if rows is None else numbers[rows], bounds, rng=rng)
     codes = _class_column(path, label, names, delimiter)
+    codes = codes if rows is None else codes[rows]
     if users is None:
         return LabelVault(codes, len(names), rng=rng)
     if users == label:
         raise TableError(f"users={users!r} is the label itself; name the column that says whose each row is")
-    return UserVault(codes, read_ids(path, users, delimiter), len(names), rng=rng)
+    whose = read_ids(path, users, delimiter)
+    return UserVault(codes, whose if rows is None else [whose[row] for row in rows], len(names), rng=rng)
 
 
 def seal_or_take(

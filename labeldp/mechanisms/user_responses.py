@@ -154,6 +154,8 @@ class UserResponse(RowResponse):
 
     user_epsilon: float
     users: Users
+    cap: int | None
+    delta: float
     whole: bool
 
     def __init__(
@@ -172,6 +174,8 @@ class UserResponse(RowResponse):
         super().__init__(items[users.owner], num_classes)
         object.__setattr__(self, "user_epsilon", checked_epsilon(epsilon))
         object.__setattr__(self, "users", users)
+        object.__setattr__(self, "cap", cap)
+        object.__setattr__(self, "delta", float(delta))
         # Every user spends ε, and nothing is gained by counting its queries apart.
         object.__setattr__(self, "whole", cap is None and delta == 0)
 

@@ -166,7 +166,7 @@ def train(
             given = {
                 "model": model, "inputs": inputs, "delta": delta, "batch_size": batch_size, "bound": bound,
                 "denoiser": denoiser, "loss": loss, "optimizer": optimizer, "schedule": schedule, "radius": radius,
-                "average": usual_decay(total, schedule) if average is None else average, "seed": seed,
+                "cap": cap, "average": usual_decay(total, schedule) if average is None else average, "seed": seed,
                 "precision": precision,
             }  # fmt: skip
             remote: Any = vault

@@ -11,17 +11,22 @@ import json
 from collections.abc import Sequence
 
 from labeldp.budgets.tables import CHARGES, DATASETS, Database, sa, whole_line
+from labeldp.service import logbook
 from labeldp.service.log import Line
 from labeldp.service.tables import JOBS, REQUESTS
 
 
 def problems_of_store(database: Database, lines: Sequence[Line]) -> tuple[str, ...]:
-    """Return what is wrong, as sentences; nothing when the tables and the log say the same."""
-    entries = {line.number: (line.hash, json.loads(line.entry)) for line in lines}
-    releases = {number for number, (_, entry) in entries.items() if entry["kind"] == "release"}
+    """Return what is wrong, as sentences; nothing when the tables and the log say the same.
+
+    What a running service has written since the lines were read is seen with its own lines.
+    """
     problems: list[str] = []
     plans: set[tuple[str, str]] = set()
     with database.reading() as connection:
+        newer = logbook.read_in(connection, after=lines[-1].number if lines else 0)
+        entries = {line.number: (line.hash, json.loads(line.entry)) for line in (*lines, *newer)}
+        releases = {number for number, (_, entry) in entries.items() if entry["kind"] == "release"}
         for request in connection.execute(sa.select(REQUESTS).order_by(REQUESTS.c.entry)).mappings():
             found, entry = entries.get(request["entry"], ("", {}))
             said = {

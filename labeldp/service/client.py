@@ -32,6 +32,7 @@ from labeldp.core.ledger import Budget, BudgetExceededError, Charged, Unit
 from labeldp.core.protocols import LeaseCounter, LedgerStore
 from labeldp.core.vault import LabelVault, Lease, Mechanism
 from labeldp.mechanisms.teachers import TeacherVotes
+from labeldp.mechanisms.users import Users, UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.service import near, wire
 from labeldp.service.log import Line, Place, sentence
@@ -185,7 +186,7 @@ class Connection:
                 writer.done_writing()
             answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
             content = memoryview(b"")
-            if told["do"] in ("ask", "fetch"):
+            if told["do"] in ("ask", "fetch", "users"):
                 content = memoryview(reader.read_chunk().app_metadata)
         except StopIteration:
             raise flight.FlightUnavailableError("the answer ended too soon") from None
@@ -269,8 +270,9 @@ class RemoteAccount:
     # Every row pays for itself: ids are all different.
     by_row = True
 
-    def __init__(self, connection: Connection, dataset: str, ids: pa.Array, service: str) -> None:
+    def __init__(self, connection: Connection, dataset: str, ids: pa.Array, service: str, by_user: bool) -> None:
         self._connection, self._dataset, self._ids, self._service = connection, dataset, ids, service
+        self._by_user = by_user
         self._lock, self._pending = threading.RLock(), threading.local()
         # Names of choices of rows, by their content here.
         self._names: dict[bytes, str] = {}
@@ -329,6 +331,12 @@ class RemoteAccount:
         answer, _ = self._connection.exchange({"do": "bind", "dataset": self._dataset}, schema, batches)
         return str(answer["rows"])
 
+    def users(self) -> Users:
+        """Return whose each row is, as the service says."""
+        header = {"do": "users", "dataset": self._dataset, "rows": self.rows}
+        _, content = self._connection.exchange(header, wire.arrow_schema({}), lambda: ())
+        return Users(np.frombuffer(content, "<u4").astype(np.intp))
+
     def _named(self, rows: npt.NDArray[Any] | None) -> str:
         """Return the service's name of these rows of the vault, in this order."""
         if rows is None or rows is self.places or np.array_equal(rows, self.places):
@@ -375,6 +383,9 @@ class RemoteAccount:
         plan: Sequence[Charged] | None,
     ) -> tuple[Any, Place]:
         """Ask, naming the rows again where the service has forgotten them."""
+        if self._by_user:
+            # Known by the id of its request alone: queries of users pay one by one.
+            plan_id = plan = None
         declared = wire.declared_columns(question.verb, question.settings)
         header: dict[str, Any] = {
             "do": "ask", "dataset": self._dataset, "request": request, "verb": question.verb,
@@ -437,7 +448,7 @@ class RemoteVault(LabelVault):
             know are counted and refused.
         root_certs: PEM of who signed the service's certificate; the system's own when None.
 
-    A data set of numbers makes a `RemoteValueVault`.
+    A data set of numbers makes a `RemoteValueVault`, one that protects all labels of a user a `RemoteUserVault`.
     """
 
     def __init__(
@@ -451,11 +462,17 @@ class RemoteVault(LabelVault):
             self.__class__ = RemoteValueVault  # type: ignore[assignment]
             low, high, levels = facts["grid"]
             vars(self)["grid"] = Grid(low, high, levels)
-        account = RemoteAccount(connection, dataset, known, str(facts["service"]))
+        by_user = facts["users"] is not None
+        account = RemoteAccount(connection, dataset, known, str(facts["service"]), by_user)
         budget = Budget(float(facts["budget"]["epsilon"]), float(facts["budget"]["delta"]))
         noise: Any = _Noise(str(facts["noise"]), 0 if facts["seeded"] else None)
         # In place of labels: the numbers of rows.
-        LabelVault.__init__(self, np.arange(len(known)), max(1, len(known)), budget, store=account, rng=noise)
+        numbers, most = np.arange(len(known)), max(1, len(known))
+        if by_user:
+            self.__class__ = RemoteUserVault  # type: ignore[assignment]
+            UserVault.__init__(self, numbers, account.users(), most, budget, store=account, rng=noise)  # type: ignore[arg-type]
+        else:
+            LabelVault.__init__(self, numbers, most, budget, store=account, rng=noise)
         self._num_classes, self._places = int(facts["num_classes"]), account.places
         self._facts, self._connection, self._account = facts, connection, account
 
@@ -582,6 +599,16 @@ class RemoteVault(LabelVault):
 
 class RemoteValueVault(RemoteVault, ValueVault):
     """Numbers behind the door of a service."""
+
+
+class RemoteUserVault(RemoteVault, UserVault):
+    """Labels behind the door of a service that protects all of a user together, and says whose each row is."""
+
+    def plan(self, queries: Sequence[tuple[Event, int, Rows]], *, query_id: str | None = None) -> NoReturn:
+        """Refuse: queries of users pay one by one."""
+        raise ValueError(
+            f"{self!r} protects all labels of a user, whose queries pay one by one; release each by itself"
+        )
 
 
 def read_log(connection: Connection, after: int = 0) -> list[Line]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from labeldp.budgets.tables import Database, describe, refuse_change, sa, sealed
 from labeldp.core.accountant import epsilon as epsilon_of
 from labeldp.core.certificate import Certificate, certify
 from labeldp.core.events import Event, Query, event_to_json
-from labeldp.core.ledger import ONE_LABEL, Budget, Ledger, RowIndex
+from labeldp.core.ledger import ONE_LABEL, Budget, Ledger
 from labeldp.core.limits import MOST_WORK
 from labeldp.core.vault import MechanismError
 from labeldp.results.signing import SigningKey
@@ -102,6 +102,8 @@ class _Job:
     ask: Ask
     charge: Charge
     plan: list[Charge]
+    # What the log says of the price.
+    price: Mapping[str, Any]
     digest: str
     release: bytes
     # SHA-256 of the release.
@@ -211,17 +213,18 @@ class Engine:
                 for _ in arriving:
                     pass
                 return self._checked(line, digest.hexdigest())
-            mechanism = wire.decode(ask.verb, ask.settings, chosen.count, arriving)
-            _fit(mechanism, chosen.count, served.vault.num_classes)
-            event = mechanism.event()
-            if not _finite(event, budget.delta or 1e-12):
+            whose = partial(served.users, chosen.rows)
+            mechanism = wire.decode(ask.verb, ask.settings, chosen.count, arriving, whose)
+            try:
+                paid = served.charges(mechanism, chosen.rows)
+            except ValueError as error:
+                raise WireError(str(error)) from None
+            if not all(_finite(each.event, budget.delta or 1e-12) for each in paid):
                 raise WireError("the query has no noise and would cost without bound; give it some")
-            rows: RowIndex | None = None if chosen.rows is None else chosen.rows
-            charge = Charge(event, 1, _all_or(rows, len(served.vault)))
-            plan = self._plan(ask, charge, len(served.vault))
+            plan = self._plan(ask, paid, served)
             self._check_affordable(person, budget, ask, plan)
             try:
-                release = wire.pack(served.vault.release(mechanism, rows))
+                release = wire.pack(served.vault.release(mechanism, chosen.rows))
             except MechanismError:
                 if arriving.broken:
                     raise WireError("the columns could not be read as declared; nothing was charged") from None
@@ -236,7 +239,8 @@ class Engine:
             done: Future[Kept] = Future()
             try:
                 released = hashlib.sha256(release).hexdigest()
-                job = _Job(person, budget, ask, charge, plan, digest.hexdigest(), release, released, done)
+                price = _price(served, paid, chosen.count)
+                job = _Job(person, budget, ask, paid[0], plan, price, digest.hexdigest(), release, released, done)
                 self._waiting.put(job, timeout=PATIENCE_SECONDS)
             except queue.Full:
                 raise StoreError("the service is busy; nothing was charged, try again") from None
@@ -258,13 +262,15 @@ class Engine:
                 if count > 1:
                     self._flying[key] = lock, count - 1
 
-    def _plan(self, ask: Ask, charge: Charge, num_rows: int) -> list[Charge]:
+    def _plan(self, ask: Ask, paid: list[Charge], served: Served) -> list[Charge]:
         """Return all queries that were fixed together with this one: at least itself."""
+        if served.vault.unit != ONE_LABEL and (ask.plan_id, ask.plan) != (None, None):
+            raise WireError("the data set protects all labels of a user, whose queries pay one by one; send no plan")
         if ask.plan_id is None:
             # A query by itself pays for itself, and for nothing else.
             if ask.plan is not None:
                 raise WireError("a plan is given without a plan_id; give it one, by which its other queries are known")
-            return [charge]
+            return paid
         if ask.plan is not None and not ask.plan:
             raise WireError("plan is empty; list the queries that were fixed together")
         costly = len({event for event, _ in ask.plan or () if event.mu is None})
@@ -274,15 +280,15 @@ class Engine:
         found = []
         for event, rows in ask.plan or ():
             chosen = self.choice(ask.dataset, rows).rows
-            found.append(Charge(event, 1, _all_or(chosen, num_rows)))
+            found.append(Charge(event, 1, served.payers(chosen)))
         return found
 
     def _check_affordable(self, person: Person, budget: Budget, ask: Ask, plan: list[Charge]) -> None:
         """Refuse before anything is drawn what cannot be paid for, as far as this process knows."""
         if ask.plan_id is None and not ask.again:
-            book = self._states[ask.dataset].own.get(person.spends_as)
-            book = book or Book(Ledger(len(self.served[ask.dataset].vault)))
-            book.check_with(plan, budget, ONE_LABEL)
+            served, book = self.served[ask.dataset], self._states[ask.dataset].own.get(person.spends_as)
+            book = book or Book(Ledger(served.units))
+            book.check_with(plan, budget, served.vault.unit)
 
     def _line(self, person: Person, ask: Ask) -> sa.RowMapping | None:
         with self.database.reading() as connection:
@@ -329,7 +335,7 @@ class Engine:
             # Nothing of it was written, whatever it was; the books are read anew.
             answers = [(job, error) for job in jobs]
             for name in {job.ask.dataset for job in jobs}:
-                self._states[name] = State.empty(len(self.served[name].vault))
+                self._states[name] = State.empty(self.served[name].units)
         for job, answer in answers:
             if isinstance(answer, Exception):
                 job.done.set_exception(answer)
@@ -403,12 +409,9 @@ class Engine:
         raise WireError(_not_in(plan_id))
 
     def _entry(self, job: _Job, number: int) -> dict[str, Any]:
-        rows = job.charge.rows
         return {
             "kind": "release", "who": job.person.name, "dataset": job.ask.dataset, "request": job.ask.request,
-            "verb": job.ask.verb, "event": event_to_json(job.charge.event),
-            "rows": len(self.served[job.ask.dataset].vault) if rows is None else len(rows), "charge": number,
-            "question": job.digest, "released": job.released,
+            "verb": job.ask.verb, **job.price, "charge": number, "question": job.digest, "released": job.released,
         }  # fmt: skip
 
     @contextmanager
@@ -446,7 +449,7 @@ class Engine:
     def certificate(self, person: Person, dataset: str, delta: float) -> Certificate:
         """Return the claim about all that one analyst was told of a data set, which names the log's last entry."""
         served, batch = self.served[dataset], self.books(dataset)
-        book = batch.state.own.get(person.spends_as) or Book(Ledger(len(served.vault)))
+        book = batch.state.own.get(person.spends_as) or Book(Ledger(served.units))
         with self.database.reading() as connection:
             asked = sa.select(REQUESTS.c.entry, REQUESTS.c.hash).where(
                 REQUESTS.c.person == person.name, REQUESTS.c.dataset == dataset
@@ -455,7 +458,7 @@ class Engine:
         told = () if last is None else (log.sentence(log.Place(last.entry, last.hash), self.key.public),)
         return certify(
             book.ledger.groups(), delta, noise=served.vault.certificate().noise, seeded=served.vault.seeded,
-            assumptions=told,
+            unit=served.vault.unit, assumptions=told,
         )  # fmt: skip
 
     def spent(self, person: Person, dataset: str, budget: Budget) -> float:
@@ -477,16 +480,13 @@ def _finite(event: Event, delta: float) -> bool:
     return math.isfinite(epsilon_of((Query(event),), delta))
 
 
-def _fit(mechanism: Any, num_rows: int, num_classes: int) -> None:
-    try:
-        mechanism.fits(num_rows, num_classes)
-    except ValueError as error:
-        raise WireError(str(error)) from None
-
-
-def _all_or(rows: RowIndex | None, num_rows: int) -> RowIndex | None:
-    """Return the rows of a charge; None where they are all, in whatever order."""
-    return None if rows is None or len(rows) == num_rows else rows
+def _price(served: Served, paid: list[Charge], num_rows: int) -> dict[str, Any]:
+    """Return what a query costs and of how many rows it is; of users, how many are charged each of its events."""
+    if served.vault.unit == ONE_LABEL:
+        return {"event": event_to_json(paid[0].event), "rows": num_rows}
+    sizes = [served.units if each.rows is None else len(each.rows) for each in paid]
+    queries = [[event_to_json(each.event), each.times, size] for each, size in zip(paid, sizes, strict=True)]
+    return {"queries": queries, "rows": num_rows}
 
 
 def _same(one: Charge, other: Charge) -> bool:

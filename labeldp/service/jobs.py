@@ -216,8 +216,9 @@ class Jobs:
         )
         plan = [Charge(_event(event), times, None) for event, times in facts["charge"]]
         claim = certify(
-            Ledger(facts["rows"]).charge_plan(plan).groups(), delta, noise=served.vault.certificate().noise,
-            seeded=served.vault.seeded or facts["seeded"],
+            Ledger(facts.get("units", facts["rows"])).charge_plan(plan).groups(), delta,
+            noise=served.vault.certificate().noise, seeded=served.vault.seeded or facts["seeded"],
+            unit=served.vault.unit,
             assumptions=(*facts["assumptions"], log.sentence(place, self._engine.key.public)),
         )  # fmt: skip
         return Kept(bytes(self._whole(kept)["release"]), place), claim.dumps()
@@ -260,9 +261,10 @@ class Jobs:
         if job.paid:
             return
         engine, line, rows = self._engine, job.line, self._rows(job)
-        charges = [Charge(_event(event), times, rows) for event, times in plan]
+        served = engine.served[line["dataset"]]
+        payers, count = served.payers(rows), len(served.vault) if rows is None else len(rows)
+        charges = [Charge(_event(event), times, payers) for event, times in plan]
         assert job.budget is not None
-        count = len(engine.served[line["dataset"]].vault) if rows is None else len(rows)
         with engine.writing(line["dataset"]) as books:
             numbers = books.batch.charge(
                 charges, who=f"analyst {job.person}", query_id=line["plan"], own=job.budget,
@@ -273,7 +275,8 @@ class Jobs:
                 kind="job", who=job.person, dataset=line["dataset"], request=line["id"], recipe=line["recipe"],
                 queries=plan, rows=count, charge=numbers[0], question=line["digest"],
             )  # fmt: skip
-            facts = {"charge": plan, "rows": count, "assumptions": [], "seeded": False}
+            units = served.units if payers is None else len(payers)
+            facts = {"charge": plan, "rows": count, "units": units, "assumptions": [], "seeded": False}
             line |= {
                 "charge": numbers[0], "entry": place.number, "hash": place.hash, "facts": json.dumps(facts),
             }  # fmt: skip
@@ -377,6 +380,7 @@ class Jobs:
         served = self._engine.served[job.line["dataset"]]
         assert served.source is not None
         secret = secrets.token_bytes(32)
+        labels = served.vault.fingerprint(secret)
         told = {
             "limits": asdict(self.limits), "folder": str(self._folder / job.line["folder"]),
             "source": served.source.plain(), "secret": secret.hex(), "trial": not job.paid,
@@ -404,7 +408,7 @@ class Jobs:
                     if "progress" in message:
                         job.progress = message["progress"]
                     else:
-                        _say(process.stdin, self._answer(job, message, served.vault.fingerprint(secret)))
+                        _say(process.stdin, self._answer(job, message, labels))
                 return None
             except (OSError, ValueError):
                 return None

@@ -49,8 +49,13 @@ def note(database: Database, key: SigningKey, **entry: Any) -> Place:
 def read(database: Database, after: int = 0) -> list[Line]:
     """Return all lines after this number."""
     with database.reading() as connection:
-        found = connection.execute(sa.select(LOG).where(LOG.c.number > after).order_by(LOG.c.number))
-        return [Line(int(each.number), each.entry, each.hash, each.signer, each.signature) for each in found]
+        return read_in(connection, after)
+
+
+def read_in(connection: sa.Connection, after: int = 0) -> list[Line]:
+    """Return all lines after this number, as a transaction sees them."""
+    found = connection.execute(sa.select(LOG).where(LOG.c.number > after).order_by(LOG.c.number))
+    return [Line(int(each.number), each.entry, each.hash, each.signer, each.signature) for each in found]
 
 
 class Witness:

@@ -16,8 +16,8 @@ from labeldp.budgets.tables import now
 from labeldp.service.wire import VERBS
 
 _CALLS = ("action health", "action describe", "action budget", "action certificate", "action holds", "action log",
-          "action metrics", "action job", "action stop", "exchange", "bind", "choose", "ask", "job",
-          "fetch")  # fmt: skip
+          "action metrics", "action job", "action stop", "exchange", "bind", "choose", "users", "ask",
+          "job", "fetch")  # fmt: skip
 
 
 class Metrics:

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
-from labeldp.core.ledger import ONE_LABEL
-from labeldp.core.vault import LabelVault
+from labeldp.budgets.ids import Charge
+from labeldp.core.vault import LabelVault, Mechanism
+from labeldp.mechanisms.users import Users, UserVault
 from labeldp.mechanisms.values import ValueVault
 from labeldp.service.source import Source
 from labeldp.service.wire import WireError
@@ -54,8 +55,6 @@ class Served:
     source: Source | None = None
 
     def __post_init__(self) -> None:
-        if self.vault.unit != ONE_LABEL:
-            raise ValueError(f"{self.name!r} protects {self.vault.unit.protects}, which a service does not do yet")
         if len(self.ids) != len(self.vault):
             raise ValueError(f"{self.name!r} has {len(self.ids)} ids for {len(self.vault)} labels; give one for each")
         repeats = len(self.ids) - len(self.ids.unique())
@@ -68,8 +67,8 @@ class Served:
     @classmethod
     def of_source(cls, name: str, source: Source) -> Served:
         """Return the data set of a Parquet or CSV file: one secret column, sealed, and one of ids."""
-        if source.label == source.ids:
-            raise ValueError(f"the label {source.label!r} cannot be the id of a row; name a public column")
+        if source.label in (source.ids, source.users):
+            raise ValueError(f"the label {source.label!r} cannot say which or whose a row is; name a public column")
         return cls(name, source.seal(), source.read_ids(), source.label, source.classes, source.bounds, source)
 
     def describe(self) -> dict[str, Any]:
@@ -79,8 +78,32 @@ class Served:
             "dataset": self.name, "label": self.label, "rows": len(self.vault), "num_classes": self.vault.num_classes,
             "classes": list(self.classes), "bounds": None if self.bounds is None else list(self.bounds),
             "grid": None if grid is None else [grid.low, grid.high, grid.levels],
+            "users": self.units if isinstance(self.vault, UserVault) else None,
             "noise": self.vault.certificate().noise, "seeded": self.vault.seeded,
         }  # fmt: skip
+
+    @property
+    def units(self) -> int:
+        """How many pay: rows, or users where all labels of a user are protected together."""
+        return self.vault.ledger.num_rows
+
+    def users(self, rows: Rows | None) -> Users | None:
+        """Return whose these rows are, numbered in their order; None where every label is protected by itself."""
+        return self.vault.users.take(rows) if isinstance(self.vault, UserVault) else None
+
+    def payers(self, rows: Rows | None) -> npt.NDArray[np.intp] | None:
+        """Return who pays for a query of these rows: the rows or their users; None for all."""
+        found = rows
+        if rows is not None and isinstance(self.vault, UserVault):
+            found = np.unique(self.vault.users.owner[rows])
+        return None if found is None or len(found) == self.units else found
+
+    def charges(self, mechanism: Mechanism[Any], rows: Rows | None) -> list[Charge]:
+        """Return what one query of these rows costs; ValueError where it does not fit, or has no stated cost."""
+        asked = self.vault._charges(mechanism, 1, rows)
+        return [
+            Charge(event, times, None if who is None or len(who) == self.units else who) for event, times, who in asked
+        ]
 
     def find(self, ids: pa.Array) -> Rows:
         """Return the row of every id; WireError, with counts only, where some are unknown or repeat."""

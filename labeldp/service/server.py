@@ -83,6 +83,7 @@ _EVENT = wire.fields({"event": _event_of, "rows": _ID})
 EXCHANGES: Mapping[str, Mapping[str, wire.Check]] = {
     "bind": {"do": choice("bind"), "dataset": _NAME},
     "choose": {"do": choice("choose"), "dataset": _NAME, "rows": _ID},
+    "users": {"do": choice("users"), "dataset": _NAME, "rows": _ID},
     "ask": {
         "do": choice("ask"), "dataset": _NAME, "request": _ID, "rows": _ID, "verb": choice(*wire.VERBS),
         "settings": lambda name, value: value, "plan_id": optional(_ID), "plan": optional(listed(1024, _EVENT)),
@@ -210,6 +211,8 @@ class Server(flight.FlightServerBase):
             answer, content = self._bind(person, given["dataset"], reader), None
         elif do == "choose":
             answer, content = self._choose(person, given["dataset"], given["rows"], reader), None
+        elif do == "users":
+            answer, content = self._users(person, given["dataset"], given["rows"])
         elif do == "job":
             fields["verb"] = f"job {given['recipe']}"
             answer, content = self._send_job(person, given, reader), None
@@ -366,6 +369,14 @@ class Server(flight.FlightServerBase):
         rows = picked if chosen.rows is None else chosen.rows[picked]
         self.engine.choices.add(dataset, name, rows, len(served.vault))
         return {"rows": name, "count": sent}
+
+    def _users(self, person: Person, dataset: str, rows: str) -> tuple[dict[str, Any], bytes]:
+        """Return whose the rows of a choice are: public, like every feature, and numbered in their order."""
+        self.access.allowance(person, dataset)
+        users = self._served(dataset).users(self.engine.choice(dataset, rows).rows)
+        if users is None:
+            raise WireError("the data set protects its labels one by one, and knows no users")
+        return {"users": len(users)}, users.owner.astype("<u4").tobytes()
 
     def _ask(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from labeldp.core.ledger import RowIndex
 from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.data.door import read_ids, seal_column
@@ -26,6 +27,7 @@ class Source:
         label: its secret column.
         ids: the column that tells rows apart.
         classes, bounds: as declared.
+        users: the column that says whose each row is, where all labels of a user are protected together.
         delimiter: of a CSV file.
         seed: of the noise, for tests; whatever it draws is marked.
     """
@@ -36,14 +38,16 @@ class Source:
     classes: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
     delimiter: str | None = None
+    users: str | None = None
     seed: int | None = None
 
-    def seal(self) -> LabelVault:
-        """Seal the labels."""
+    def seal(self, rows: RowIndex | None = None) -> LabelVault:
+        """Seal the labels; those of these rows, in this order, where some are named."""
         rng = None if self.seed is None else SecureRandom(seed=self.seed)
         return seal_column(
-            Path(self.table), self.label, self.classes, bounds=self.bounds, delimiter=self.delimiter, rng=rng
-        )
+            Path(self.table), self.label, self.classes, bounds=self.bounds, users=self.users,
+            delimiter=self.delimiter, rng=rng, rows=rows,
+        )  # fmt: skip
 
     def read_ids(self) -> pa.Array:
         """Return the ids of the rows, as texts."""

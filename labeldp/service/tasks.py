@@ -210,6 +210,7 @@ _PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "bfloat16": t
 _DESCENT: Mapping[str, Check] = {
     "delta": _DELTA, "noise_multiplier": _POSITIVE, "steps": _STEPS, "batch_size": _STEPS, "bound": _bound,
     "denoiser": _denoiser, "optimizer": _optimizer,
+    "cap": optional(_STEPS),
     "schedule": optional(listed(MOST_STEPS, number(-1e6, 1e6))), "average": _AVERAGE, "radius": optional(_POSITIVE),
     "seed": _SEED, "precision": optional(choice(*_PRECISIONS)), **_NETWORK,
 }  # fmt: skip
@@ -267,6 +268,7 @@ def of_descent(given: Mapping[str, Any], noise: float, steps: int) -> Task:
     precision = next((name for name, kind in _PRECISIONS.items() if kind == given["precision"]), None)
     plain = {
         "delta": given["delta"], "noise_multiplier": noise, "steps": steps, "batch_size": given["batch_size"],
+        "cap": given["cap"],
         "bound": _plain_bound(given["bound"] or NormBound(1.0)), "denoiser": _plain_denoiser(denoiser),
         "optimizer": _plain_optimizer(optimizer),
         "schedule": None if factors is None or set(factors) == {1.0} else factors,

@@ -29,6 +29,8 @@ from labeldp.mechanisms.evaluation import ErrorCounts, ScoreCounts
 from labeldp.mechanisms.moments import Moments, RowChunks
 from labeldp.mechanisms.responses import RandomizedResponse, SetResponse, TopKResponse
 from labeldp.mechanisms.selection import BestCandidate, GroupVotes
+from labeldp.mechanisms.user_responses import UserResponse
+from labeldp.mechanisms.users import Users
 from labeldp.mechanisms.values import Binned, BinnedResponse, NoisyValues, Rounded
 from labeldp.mechanisms.vectors import BitFlip, LaplaceOneHot
 from labeldp.recipes import kept
@@ -40,6 +42,8 @@ Check = Callable[[str, Any], Any]
 
 # Classes, groups, levels and candidates that a query may name: their product with classes is what a release holds.
 MOST_CLASSES, MOST_CELLS, MOST_WIDTH = 1 << 16, 1 << 26, 1 << 16
+# Responses of one user that are composed at a δ, which takes seconds of thousands.
+MOST_COMPOSED = 1 << 10
 # Bytes of one release, which is kept whole, and of columns that have to be gathered before it is drawn.
 MOST_BYTES, MOST_GATHERED = 1 << 29, 1 << 32
 
@@ -222,6 +226,8 @@ SETTINGS: Mapping[str, Mapping[str, Check]] = {
     "vectors": {"epsilon": _EPSILON, "num_classes": _CLASSES, "levels": integer(1, 65535)},
     "bits": {"epsilon": _EPSILON, "num_classes": _CLASSES},
     "bins": {"epsilon": _EPSILON, "bins": integers(MOST_CLASSES, 0, MOST_CLASSES)},
+    "user_responses": {"epsilon": _EPSILON, "num_classes": _CLASSES, "cap": optional(integer(1, 1 << 31)),
+                       "delta": number(0.0, 0.999)},
     "counts": {"num_groups": _GROUPS, "num_classes": _CLASSES, "noise": _noise},
     "votes": {"num_groups": _GROUPS, "num_classes": _CLASSES, "epsilon": _EPSILON},
     "best": {"candidates": integer(1, 4096), "num_classes": _CLASSES, "epsilon": _EPSILON},
@@ -288,7 +294,7 @@ def release_bytes(verb: str, settings: Settings, num_rows: int) -> int:
     if "inner" in settings:
         return release_bytes(settings["inner"]["verb"], settings["inner"]["settings"], num_rows)
     match verb:
-        case "responses" | "sets" | "bits" | "vectors" | "bins":
+        case "responses" | "sets" | "bits" | "vectors" | "bins" | "user_responses":
             classes = settings["num_classes"] if verb in ("bits", "vectors") else 1
             return num_rows * classes * (2 if verb == "vectors" or settings.get("num_classes", 257) > 256 else 1)
         case "moments":
@@ -317,6 +323,9 @@ def encode(mechanism: Any) -> Question:  # noqa: PLR0911, PLR0912 - one case for
             return Question("vectors", {name: getattr(mechanism, name) for name in SETTINGS["vectors"]})
         case BitFlip():
             return Question("bits", {"epsilon": mechanism.epsilon, "num_classes": mechanism.num_classes})
+        case UserResponse():
+            given = {"epsilon": mechanism.user_epsilon, "num_classes": mechanism.num_classes}
+            return Question("user_responses", {**given, "cap": mechanism.cap, "delta": mechanism.delta})
         case BinnedResponse():
             return Question("bins", {"epsilon": mechanism.epsilon, "bins": mechanism.bins.tolist()})
         case GroupCounts():
@@ -347,9 +356,14 @@ def encode(mechanism: Any) -> Question:  # noqa: PLR0911, PLR0912 - one case for
                 given = {**outer, "inner": {"verb": inner.verb, "settings": inner.settings}}
                 return Question(verb, given, inner.columns, inner.stream)
     raise ValueError(
-        f"{type(mechanism).__name__} cannot be asked of a service: it takes data and settings, and no code, model or "
-        "users; choose a recipe that needs none, or run this one where the labels are"
+        f"{_called(mechanism)} cannot be asked of a service, which takes data and settings, reads features once, and "
+        "runs no code; choose another recipe, or run this one where the labels are"
     )
+
+
+def _called(mechanism: Any) -> str:
+    users = isinstance(mechanism, Moments) and mechanism.users is not None
+    return "Moments(users=...)" if users else type(mechanism).__name__
 
 
 def _moment(mechanism: Moments) -> Question:
@@ -371,10 +385,17 @@ def _plain_noise(noise: GaussianNoise | LaplaceNoise) -> Settings:
 # -- from plain values to a mechanism ----------------------------------------------------------------------------------
 
 
-def decode(verb: str, settings: Settings, num_rows: int, parts: Iterator[Mapping[str, Array]]) -> Any:  # noqa: PLR0911, PLR0912 - one case for each verb
+def decode(  # noqa: PLR0911, PLR0912 - one case for each verb
+    verb: str,
+    settings: Settings,
+    num_rows: int,
+    parts: Iterator[Mapping[str, Array]],
+    users: Callable[[], Users | None] = lambda: None,
+) -> Any:
     """Return the mechanism of checked settings and of columns that come in parts of the rows.
 
-    Features are not gathered: the mechanism reads them as they come, once, in the memory of one part.
+    Features are not gathered: the mechanism reads them as they come, once, in the memory of one part. `users` says
+    whose the rows are, where all labels of a user are protected together.
     """
     if verb in ("binned", "rounded"):
         inner = decode(settings["inner"]["verb"], settings["inner"]["settings"], num_rows, parts)
@@ -396,6 +417,13 @@ def decode(verb: str, settings: Settings, num_rows: int, parts: Iterator[Mapping
             return _made(LaplaceOneHot, settings["epsilon"], settings["num_classes"], settings["levels"])
         case "bits":
             return _made(BitFlip, settings["epsilon"], settings["num_classes"])
+        case "user_responses":
+            if (known := users()) is None:
+                raise WireError("the data set protects its labels one by one; ask for responses, without users")
+            epsilon, classes = _of(settings, "epsilon", "num_classes")
+            if settings["delta"] and (settings["cap"] or int(known.sizes.max())) > MOST_COMPOSED:
+                raise WireError(f"with a delta a user may have {MOST_COMPOSED} rows in the question; ask about fewer")
+            return _made(UserResponse, epsilon, classes, known, cap=settings["cap"], delta=settings["delta"])
         case "bins":
             return _made(BinnedResponse, settings["epsilon"], settings["bins"])
         case "counts":

@@ -27,6 +27,7 @@ from typing import IO, Any
 import numpy as np
 import safetensors.torch
 
+from labeldp.atomic import replacing
 from labeldp.budgets.counter import CounterError
 from labeldp.budgets.keys import StoreError
 from labeldp.core.events import event_to_json
@@ -34,6 +35,7 @@ from labeldp.core.ledger import BudgetExceededError, Charged, Unit
 from labeldp.core.vault import LabelVault, MechanismError
 from labeldp.learning.descend import EndDescent
 from labeldp.learning.progress import Progress
+from labeldp.mechanisms.users import UserVault
 from labeldp.service import tasks
 from labeldp.service.limits import Limits
 from labeldp.service.source import Source
@@ -172,7 +174,8 @@ def _run(line: Line, told: dict[str, Any], charges: Charges) -> None:
     line.ask(labels=sealed.fingerprint(bytes.fromhex(told["secret"])))
     chosen = folder / "rows.npy"
     rows = np.load(chosen, allow_pickle=False) if chosen.exists() else None
-    vault = sealed.part(rows, store=charges)
+    # Rows of users are sealed anew in their order: a part of them would be another table of users.
+    vault = (source.seal(rows) if source.users and rows is not None else sealed.part(rows)).part(store=charges)
     settings = tasks.checked(job["recipe"], job["settings"], len(vault), limits)
     tensors, inputs = tasks.received(folder / "sent.safetensors", len(vault))
     steps = tasks.steps_of(settings)
@@ -188,9 +191,8 @@ def _run(line: Line, told: dict[str, Any], charges: Charges) -> None:
 
     line.say(progress={"phase": "training", "detail": f"step 0 of {steps}", "seconds": 0.0, "share": 0.0})
     found = work(vault, limits, folder / "run", report)
-    draft = folder / "result.new"
-    draft.write_bytes(safetensors.torch.save(found))
-    os.replace(draft, folder / "result.safetensors")
+    with replacing(folder / "result.safetensors") as draft:
+        draft.write_bytes(safetensors.torch.save(found))
     finished = "network" not in settings or done[0] >= steps
     line.say(
         ended="done" if finished else "part", steps=steps, taken=steps if finished else done[0],
@@ -201,7 +203,12 @@ def _run(line: Line, told: dict[str, Any], charges: Charges) -> None:
 def _try(work: partial[Any], vault: LabelVault, limits: Limits, folder: Path, steps: int) -> None:
     """Take a few steps on made-up labels; WireError where all of them would take too long. Costs no privacy."""
     trial, made_up = _Trial(), np.random.default_rng(0).integers(0, vault.num_classes, len(vault))
-    labels = LabelVault(made_up, vault.num_classes, store=trial)
+    whose = vault.users if isinstance(vault, UserVault) else None
+    labels = (
+        LabelVault(made_up, vault.num_classes, store=trial)
+        if whose is None
+        else UserVault(made_up, whose, vault.num_classes, store=trial)
+    )
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(EndDescent):
         work(labels, limits, folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from labeldp.budgets.tables import sa
 from tests.processes import CONTEXT
 from tests.service.servicehelp import NAME, names
 
@@ -104,8 +105,17 @@ def ask_and_note(address, token, notes, rounds, go):
     os._exit(0)
 
 
+def noted(notes):
+    """What clients have noted: the number of a request and the hash of what came back."""
+    return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
 def campaign(where, key, folder, signer, token, kills, seed):
-    """Kill servers and clients at random moments; return the ids that were asked and what was noted of each."""
+    """Kill servers and clients at random moments; return the ids that were asked and what was noted of each.
+
+    A moment is so many answers and a fraction of a second after the client begins: on a busy machine, too, it is in
+    the middle of its work.
+    """
     choose, address, notes = random.Random(seed), f"grpc+unix://{folder}/s", Path(folder, "notes")
     asked, killed = 0, {"server": 0, "client": 0}
     for _ in range(kills):
@@ -117,8 +127,12 @@ def campaign(where, key, folder, signer, token, kills, seed):
         client.start()
         go.close()
         heard.recv()
-        victim = choose.choice(["server", "client"])
-        time.sleep(choose.uniform(0.0, 0.5))
+        victim, answers, end = choose.choice(["server", "client"]), choose.randrange(12), time.monotonic() + 60
+        before = len(noted(notes))
+        while len(noted(notes)) < before + answers:
+            assert time.monotonic() < end, "no answer in a minute"
+            time.sleep(0.001)
+        time.sleep(choose.uniform(0.0, 0.1))
         {"server": server, "client": client}[victim].kill()
         killed[victim] += 1
         if victim == "client":
@@ -127,24 +141,37 @@ def campaign(where, key, folder, signer, token, kills, seed):
         for process in (client, server):
             process.kill()
             process.join()
-        done = [json.loads(line)[0] for line in notes.read_text().splitlines()] if notes.exists() else []
-        asked = max([asked, *(number + 1 for number in done)])
+        asked = max([asked, *(number + 1 for number, _ in noted(notes))])
     found = {}
-    for line in notes.read_text().splitlines():
-        number, digest = json.loads(line)
+    for number, digest in noted(notes):
         found.setdefault(number, set()).add(digest)
     return found, killed
+
+
+def alone(database):
+    """Wait until PostgreSQL has noticed that the killed are gone: it commits what it was told to, and may be late."""
+    others = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
+    end = time.monotonic() + 60
+    while not database.is_file and time.monotonic() < end:
+        with database.reading() as connection:
+            if not connection.execute(others).scalar_one():
+                return
+        time.sleep(0.01)
+    assert database.is_file, "sessions of killed processes are still there after a minute"
 
 
 def left(where, key):
     """What is in the store: requests with the hashes of their releases, and how many charges there are."""
     from labeldp.budgets.store import BudgetStore
-    from labeldp.budgets.tables import sa
     from labeldp.service import log, logbook
     from labeldp.service.audit import problems_of_store
     from labeldp.service.tables import REQUESTS, open_service
 
     database = open_service(where, key)
+    alone(database)
     with database.reading() as connection:
         lines = connection.execute(sa.select(REQUESTS.c.id, REQUESTS.c.release)).all()
     kept = {line.id: hashlib.sha256(line.release).hexdigest() for line in lines}

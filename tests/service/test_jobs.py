@@ -18,7 +18,7 @@ pytest.importorskip("sqlalchemy", reason="a service keeps its books in a databas
 
 from torch import nn  # noqa: E402
 
-from labeldp.core.ledger import Budget, BudgetExceededError  # noqa: E402
+from labeldp.core.ledger import ONE_USER, Budget, BudgetExceededError  # noqa: E402
 from labeldp.learning.teachers import ridge_teachers  # noqa: E402
 from labeldp.mechanisms.responses import RandomizedResponse  # noqa: E402
 from labeldp.recipes import labeldp_pro, pate  # noqa: E402
@@ -40,10 +40,13 @@ VALUES = FEATURES[:, :CLASSES].argmax(dim=1).numpy()
 
 
 @contextlib.contextmanager
-def running(tmp_path, seed=11, limits=None, **more):
+def running(tmp_path, seed=11, limits=None, users=None, **more):
     """A service that takes jobs on a table of its own."""
-    pq.write_table(pa.table({"id": names(ROWS), "y": [f"c{each}" for each in VALUES]}), tmp_path / "t.parquet")
-    source = Source(str(tmp_path / "t.parquet"), "y", "id", tuple(f"c{c}" for c in range(CLASSES)), seed=seed)
+    owners = [f"person {row // 3 % 70}" for row in range(ROWS)]
+    table = pa.table({"id": names(ROWS), "y": [f"c{each}" for each in VALUES], "whose": owners})
+    pq.write_table(table, tmp_path / "t.parquet")
+    classes = tuple(f"c{c}" for c in range(CLASSES))
+    source = Source(str(tmp_path / "t.parquet"), "y", "id", classes, users=users, seed=seed)
     made, more = [], {"grant": Budget(100.0, DELTA), **more}
 
     def jobs(engine):
@@ -108,6 +111,39 @@ def test_a_descent_gives_the_same_model_as_in_process(name, tmp_path):
 
 def test_every_job_of_the_catalogue_is_compared_here():
     assert {*CASES, "pate_fm"} == {recipe.key for recipe in RECIPES if recipe.beside}
+    assert {*OF_USERS} == {recipe.key for recipe in RECIPES if recipe.beside and recipe.users}
+
+
+OF_USERS = {
+    "dp_sgd": {"cap": 2},
+    "labeldp_pro": {"denoiser": labeldp_pro.alt_conv(8), "bound": labeldp_pro.NormBound(0.3)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [np.arange(ROWS), np.arange(ROWS)[::-1][:150]], ids=["all", "some, in another order"])
+@pytest.mark.parametrize("name", OF_USERS)
+def test_a_descent_for_users_gives_the_same_model_as_in_process(name, rows, tmp_path):
+    def descend(vault, **more):
+        torch.manual_seed(3)
+        given = {"epsilon": 1.0, "delta": DELTA, "steps": 6, "batch_size": 20, **OF_USERS[name], **more}
+        return labeldp_pro.train(network(), FEATURES[rows.copy()], vault, **given)
+
+    with running(tmp_path, users="whose") as found:
+        here_vault = found.source.seal(rows)
+        here, remote = descend(here_vault), found.remote([names(ROWS)[row] for row in rows])
+        there = descend(remote, folder=tmp_path / "run")
+        for one, other in zip(here.state_dict().values(), there.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        stated, served = here_vault.certificate(DELTA), remote.service_certificate(DELTA)
+        for claimed in (remote.certificate(DELTA), served):
+            assert claimed.unit == stated.unit == ONE_USER
+            assert claimed.epsilon == pytest.approx(stated.epsilon, rel=1e-9)
+        # Users without a row in the question have paid nothing.
+        paid = sum(group.rows for group in served.groups if group.queries)
+        assert paid == len(here_vault.users)
+        assert kinds(found) == ["job", "release"]
+        assert problems_of_store(found.database, logbook.read(found.database)) == ()
 
 
 @pytest.mark.slow
@@ -357,8 +393,8 @@ def test_no_more_is_kept_of_what_is_sent_than_may_run_at_once(tmp_path):
     with running(tmp_path) as found:
         task = tasks.of_descent(
             {"model": network(), "inputs": FEATURES, "delta": DELTA, "batch_size": 40, "bound": None, "denoiser": None,
-             "loss": labeldp_pro.cross_entropy, "optimizer": None, "schedule": None, "radius": None, "average": None,
-             "seed": 0, "precision": None}, 1.0, 6)  # fmt: skip
+             "loss": labeldp_pro.cross_entropy, "optimizer": None, "schedule": None, "radius": None, "cap": None,
+             "average": None, "seed": 0, "precision": None}, 1.0, 6)  # fmt: skip
         given = {"dataset": NAME, "rows": found.remote()._account.rows, "recipe": task.recipe,
                  "settings": task.settings, "charge": []}  # fmt: skip
         more, sent = threading.Event(), []

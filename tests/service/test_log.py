@@ -104,6 +104,16 @@ def test_tables_that_do_not_match_the_log_are_found_out(statement, match):
         assert match in problems_of_store(found.database, logbook.read(found.database))[0]
 
 
+def test_a_store_that_is_written_to_while_it_is_checked_has_no_problem():
+    """As `labeldp log verify` and the owner's page read it, beside a service that goes on answering."""
+    with service(labels()[0]) as found:
+        found.remote().release(RandomizedResponse(0.1, 3))
+        lines = logbook.read(found.database)
+        found.remote().release(RandomizedResponse(0.1, 3))
+        assert problems_of_store(found.database, lines) == ()
+        assert problems_of_store(found.database, []) == ()
+
+
 def test_an_older_copy_of_the_store_is_noticed():
     with service(labels()[0]) as found:
         witness, remote = Witness(found.folder / "witness"), found.remote()

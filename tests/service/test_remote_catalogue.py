@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 from labeldp.core.ledger import Budget  # noqa: E402
 from labeldp.core.random import SecureRandom  # noqa: E402
 from labeldp.core.vault import LabelVault  # noqa: E402
+from labeldp.mechanisms.users import UserVault  # noqa: E402
 from labeldp.mechanisms.values import seal_values  # noqa: E402
 from labeldp.recipes import job  # noqa: E402
 from labeldp.recipes.catalogue import BY_KEY, RECIPES  # noqa: E402
@@ -21,6 +22,8 @@ from tests.service.servicehelp import names, service  # noqa: E402
 # They run a model, or teachers, beside the labels, as the catalogue says.
 INSIDE = {recipe.key for recipe in RECIPES if recipe.beside}
 ANSWERED = [case for case in CASES if case[0] not in INSIDE]
+# Whether all labels of a user are protected together, for recipes that can.
+OF_USERS = [(recipe.key, "users") for recipe in RECIPES if recipe.users and recipe.classes and recipe.key not in INSIDE]
 ORDER = np.random.default_rng(3).permutation(ROWS)
 
 
@@ -28,6 +31,8 @@ def sealed(task, seed=11, order=None):
     rng, place = SecureRandom(seed=seed), np.arange(ROWS) if order is None else order
     if task == "numbers":
         return seal_values(np.linspace(0, 1, ROWS)[place], 0.0, 1.0, levels=16, rng=rng)
+    if task == "users":
+        return UserVault((np.arange(ROWS) % CLASSES)[place], (np.arange(ROWS) // 3 % 17)[place], CLASSES, rng=rng)
     return LabelVault((np.arange(ROWS) % CLASSES)[place], CLASSES, rng=rng)
 
 
@@ -38,6 +43,7 @@ def learnt(key, task, vault, folder=None):
     features = (torch.eye(CLASSES, 6)[kinds] * 4 + torch.randn(ROWS, 6, generator=generator))[ORDER]
     images = torch.rand(ROWS, 1, 8, 8, generator=generator)[ORDER]
     part, model = vault.part(budget=Budget(EPSILON, DELTA)), None
+    task = "classes" if task == "users" else task
     with job.public_seed(0):
         if recipe.needs_images:
             model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
@@ -54,7 +60,7 @@ def learnt(key, task, vault, folder=None):
 
 SLOW = {recipe.key for recipe in RECIPES if recipe.apart or recipe.loop in ("student", "refine")}
 SLOW |= {recipe.key for recipe in RECIPES if "several noisy moments" in recipe.idea}
-WALK = [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in SLOW)) for case in ANSWERED]
+WALK = [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in SLOW)) for case in ANSWERED + OF_USERS]
 
 
 @pytest.mark.parametrize(("key", "task"), WALK, ids=lambda value: value)
@@ -69,7 +75,7 @@ def test_a_recipe_gives_the_same_through_a_service(key, task, tmp_path):
         assert found.remote().spent() == spent
     np.testing.assert_array_equal(there, here)
     np.testing.assert_array_equal(again, here)
-    assert (claimed.epsilon, claimed.groups) == (stated.epsilon, stated.groups)
+    assert (claimed.epsilon, claimed.groups, claimed.unit) == (stated.epsilon, stated.groups, stated.unit)
     assert claimed.seeded
     assert spent <= EPSILON * (1 + 1e-9)
     assert "entry" in claimed.assumptions[-1]
@@ -91,3 +97,7 @@ def test_the_walk_is_the_catalogue():
     assert {*ANSWERED} | {(key, "classes") for key in INSIDE} == offered
     assert set(tasks.JOBS) <= INSIDE
     assert ANSWERED
+    # And once more where users are protected, for every recipe that can; those beside the labels are jobs.
+    together = {recipe.key for recipe in RECIPES if recipe.users and recipe.classes}
+    assert {key for key, _ in OF_USERS} | (together & set(tasks.JOBS)) == together
+    assert OF_USERS

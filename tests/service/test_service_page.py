@@ -164,3 +164,30 @@ def test_the_files_for_operations_name_commands_that_exist():
     for name in ("deploy/labeldp.service", "deploy/Containerfile"):
         used = set(re.findall(r" (--[a-z-]+) ", (ROOT / name).read_text().partition("FROM")[0]))
         assert [option for option in used if option not in options] == []
+
+
+@pytest.mark.slow
+def test_labels_of_users_are_trained_on(place, monkeypatch):
+    """The owner says whose each row is, and the analyst's certificate is about users."""
+    pytest.importorskip("sklearn", reason="labeldp train needs scikit-learn")
+    rows, address = np.arange(600), f"grpc+unix://{place}/s"
+    sick = rows % 7 < 3
+    labels = {"visit": rows, "ill": np.where(sick, "yes", "no"), "person": rows // 3}
+    features = {"visit": rows[::-1], "person": rows[::-1] // 3, "fever": sick[::-1] + rows / 1e4}
+    pq.write_table(pa.table(labels), place / "visits.parquet")
+    pq.write_table(pa.table(features), place / "wards.parquet")
+    serve = "labeldp serve visits.parquet --id visit --label ill --user person --classes no,yes --epsilon 30 "
+    store = ("--store", "budgets.db")
+    train = ("train", "wards.parquet", "--vault", address, "--dataset", "visits", "--id", "visit", "--drop", "person",
+             "--epsilon", "9", "--out", "model")  # fmt: skip
+    owner = Owner(f"{serve} --store budgets.db --listen {address}", place, place / "s")
+    labeldp("access", "add", "ann", "--role", "analyst", *store, cwd=place, check=0)
+    labeldp("access", "grant", "ann", "visits", "--epsilon", "9", *store, cwd=place, check=0)
+    monkeypatch.setenv("LABELDP_TOKEN", labeldp("access", "token", "ann", *store, cwd=place, check=0).stdout.strip())
+    assert "trained on" in labeldp(*train, cwd=place, check=0).stdout
+    owner.stop()
+    shown = labeldp("verify", "model", cwd=place, check=0).stdout
+    assert "the certificate holds" in shown
+    assert "all labels of one user" in shown
+    history = labeldp("budget", "history", "visits", *store, cwd=place, check=0).stdout
+    assert "served user_responses" in history
