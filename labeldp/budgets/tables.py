@@ -147,7 +147,10 @@ class Database:
             connection.execution_options(labeldp_writes=True)
             with connection.begin():
                 if not self.is_file:
-                    _insist(connection)
+                    # For its turn not for ever, and for the disk whatever the server's default.
+                    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE_SECONDS}s'")
+                    if connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off":
+                        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
                 yield connection
 
     @contextmanager
@@ -170,7 +173,11 @@ def open_database(where: str | Path, key: bytes | str | Path | None, create: boo
                 "a PostgreSQL store needs its key, a file that the team shares and others cannot read; name it in "
                 "LABELDP_STORE_KEY, or make one with: labeldp budget key FILE"
             )
-        database = Database(_postgresql(url), shared, shown)
+        try:
+            engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="READ COMMITTED")
+        except ImportError:
+            raise StoreError("PostgreSQL needs a driver; install it with: pip install 'labeldp[postgresql]'") from None
+        database = Database(engine, shared, shown)
     else:
         path = Path(str(url.database)).absolute()
         if path.is_dir():
@@ -243,13 +250,6 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _postgresql(url: sa.URL) -> sa.Engine:
-    try:
-        return sa.create_engine(url, poolclass=sa.NullPool, isolation_level="READ COMMITTED")
-    except ImportError:
-        raise StoreError("PostgreSQL needs a driver; install it with: pip install 'labeldp[postgresql]'") from None
-
-
 def _settle(database: Database, create: bool) -> dict[str, str]:
     """Make the tables where there are none; check version, key and what the server promises; return the facts."""
     with database.reading() as connection:
@@ -276,13 +276,6 @@ def _facts(connection: sa.Connection) -> dict[str, str]:
     if not sa.inspect(connection).has_table(FACTS.name):
         return {}
     return {str(row.name): str(row.value) for row in connection.execute(sa.select(FACTS))}
-
-
-def _insist(connection: sa.Connection) -> None:
-    """Let this transaction wait for the disk whatever the server's default, and not for ever for its turn."""
-    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE_SECONDS}s'")
-    if connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off":
-        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
 
 
 def _prepared(database: Database) -> dict[str, str]:

@@ -27,7 +27,7 @@ from labeldp.data.request import Request, Sealer, TableError
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.evaluation import ScoreCounts
 from labeldp.mechanisms.moments import Moments, MomentSum, RowChunks
-from labeldp.releases import FloatArray, IntArray, NoisyMoments, NoisyScores
+from labeldp.releases import FloatArray, NoisyMoments, NoisyScores
 
 KEY_BYTES = 32
 _NAN = pa.scalar(float("nan"))
@@ -127,7 +127,13 @@ def answer(task: Keyed, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         noise = KeyedRandom(key, task.release, ids_of(batch.column(task.id)))
         responses = Sealer(task.request, noise).response(codes, missing, _prior(batch, task.request)).responses
         kind = response_kind(given.type, task.request)
-        private = _lists(responses) if task.request.is_vector else response_column(responses, kind, task.request)
+        if task.request.is_vector:
+            rows, classes = responses.shape
+            offsets = arrow_numbers(np.arange(0, (rows + 1) * classes, classes, dtype=np.int32)[: rows + 1])
+            numbers = arrow_numbers(responses.reshape(-1).astype(np.int16))
+            private: Any = pa.ListArray.from_arrays(offsets, numbers)
+        else:
+            private = response_column(responses, kind, task.request)
         schema = batch.schema.set(place, batch.schema.field(place).with_type(kind))
         yield pa.RecordBatch.from_arrays(
             [private if i == place else column for i, column in enumerate(batch.columns)], schema=schema
@@ -145,12 +151,6 @@ def read_key(task: Keyed) -> bytes:
             return key
         reason = f"{len(key)} bytes"
     raise TableError(f"the key of the release {task.release!r} cannot be read on this machine ({reason})")
-
-
-def _lists(responses: IntArray) -> Any:
-    rows, classes = responses.shape
-    offsets = arrow_numbers(np.arange(0, (rows + 1) * classes, classes, dtype=np.int32)[: rows + 1])
-    return pa.ListArray.from_arrays(offsets, arrow_numbers(responses.reshape(-1).astype(np.int16)))
 
 
 # -- sums --------------------------------------------------------------------------------------------------------------

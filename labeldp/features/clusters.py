@@ -360,7 +360,10 @@ def cluster_by_neighbours(
         own, draw = batch.rows, batch.generator
         pick = torch.randint(neighbours.shape[1], (len(own), 1), device=own.device, generator=draw)
         near = neighbours[own].gather(1, pick).squeeze(1)
-        changed = _changed(rows, torch.cat((own, near)), view, draw)
+        changed = as_float(rows[torch.cat((own, near))])
+        if view is not None:
+            with torch.autocast(changed.device.type, enabled=False):
+                changed = view(changed, draw)
         own, other = model(changed).float().chunk(2)
         return scan_loss(own, other, entropy)
 
@@ -391,14 +394,6 @@ def scan_loss(anchors: Tensor, neighbours: Tensor, entropy: float) -> Tensor:
     together = (log_p + log_near).logsumexp(dim=1).mean()
     mean = log_p.exp().mean(dim=0)
     return -together + entropy * torch.xlogy(mean, mean.clamp(min=1e-12)).sum()
-
-
-def _changed(rows: Tensor, batch: Tensor, view: Augment | None, generator: Generator) -> Tensor:
-    chosen = as_float(rows[batch])
-    if view is None:
-        return chosen
-    with torch.autocast(chosen.device.type, enabled=False):
-        return view(chosen, generator)
 
 
 def _head(dim: int, hidden: int, k: int, seed: int) -> nn.Sequential:

@@ -73,7 +73,9 @@ def extract(
     >>> train.shape, test.shape
     (torch.Size([4, 4]), torch.Size([2, 4]))
     """
-    place = torch.device(device) if device is not None else _device_of(train)
+    # Arrays are on the CPU.
+    first = train[0] if isinstance(train, Sequence) and not isinstance(train, str) else train
+    place = torch.device(device or (first.device if isinstance(first, Tensor) else "cpu"))
     wanted = (train, *others)
     if cache is None:
         found = extractor.fit(train, place)
@@ -182,12 +184,6 @@ def as_float(images: Tensor) -> Tensor:
 def _flat(rows: Tensor, unit: bool) -> Tensor:
     flat = as_float(rows).flatten(1)
     return flat / flat.norm(dim=1, keepdim=True).clamp_(min=1e-12) if unit else flat
-
-
-def _device_of(inputs: Any) -> torch.device:
-    """Return the device of the first tensor; arrays are on the CPU."""
-    first = inputs[0] if isinstance(inputs, Sequence) and not isinstance(inputs, str) else inputs
-    return first.device if isinstance(first, Tensor) else torch.device("cpu")
 
 
 # -- scaling, fitted on public rows ------------------------------------------------------------------------------------

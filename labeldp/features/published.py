@@ -169,8 +169,9 @@ def rebuilt(weights: Mapping[str, Tensor], name: str) -> nn.Module:
                 body.load_state_dict({found: value.float() if value.is_floating_point() else value
                                       for found, value in own.items()})  # fmt: skip
             except (KeyError, RuntimeError, ValueError, ZeroDivisionError) as error:
+                reason = " ".join(str(error).split())[:120]
                 raise ValueError(
-                    f"{name} begins like {_KNOWN} and is not one ({_first_line(error)}); make the network and give it "
+                    f"{name} begins like {_KNOWN} and is not one ({reason}); make the network and give it "
                     "as body, or trace it to a TorchScript file"
                 ) from None
             return body.eval()
@@ -178,7 +179,3 @@ def rebuilt(weights: Mapping[str, Tensor], name: str) -> nn.Module:
         f"{name} holds weights of no network that is known here, {_KNOWN}; make the network and give it as body, or "
         "trace it to a TorchScript file"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]

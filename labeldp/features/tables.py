@@ -77,7 +77,10 @@ class Table:
             return plain
         rows = sample_rows(len(numeric), 50_000, self.seed).numpy()
         sample = plain.features((numeric[rows], categorical[rows]))
-        return replace(plain, scaling=_rotation(sample, self.dims, self.seed))
+        # Principal components of the columns as they are: zeros and ones are not scaled to like variance.
+        centred = Scaling(sample.mean(dim=0), torch.ones(sample.shape[1], device=sample.device))
+        components = principal_components(centred(sample), self.dims, seed=self.seed)
+        return replace(plain, scaling=replace(centred, basis=components))
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,9 +235,3 @@ def hashed_places(values: np.ndarray, number: int, seed: int, buckets: int) -> t
     digests = [hashlib.blake2b(f"{seed} {number} {value}".encode(), digest_size=8).digest() for value in values]
     codes = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
     return ((codes >> np.uint64(1)) % np.uint64(buckets)).astype(np.int64), (codes & np.uint64(1)).astype(bool)
-
-
-def _rotation(sample: Tensor, dims: int, seed: int) -> Scaling:
-    """Find principal components of the columns as they are: zeros and ones are not scaled to like variance."""
-    centred = Scaling(sample.mean(dim=0), torch.ones(sample.shape[1], device=sample.device))
-    return Scaling(centred.mean, centred.inverse, principal_components(centred(sample), dims, seed=seed))

@@ -202,7 +202,13 @@ class _Task:
         self, number: int, right: Tensor, strength: float, generator: Generator, seed: tuple[int, int, int]
     ) -> Iterator[Tensor]:
         """Yield the losses of an epoch of one network by the other's judgement."""
-        believed, others = self._divided(right)
+        # The rows whose labels are believed, at least a batch, and all others. Waits for the device.
+        sure = right > self.threshold
+        believed, others = sure.nonzero().squeeze(1), (~sure).nonzero().squeeze(1)
+        least = min(self.batch_size, len(self.known))
+        if len(believed) < least:
+            believed = right.topk(least).indices
+        others = others if len(others) else believed
         batches = self._batches(believed, generator)
         # max(λ, 1 − λ), λ from Beta(α, α), one per step, drawn ahead: a draw in the loop would wait for the host.
         drawn = np.random.default_rng(seed).beta(self.mixup, self.mixup, size=len(batches))
@@ -228,15 +234,6 @@ class _Task:
         known = refined(self.labels.targets[rows], right[rows], (own[:n] + own[n : 2 * n]) / 2, self.temperature)
         guess = sharpened((own[2 * n : 3 * n] + own[3 * n :] + helper[:n] + helper[n:]) / 4, self.temperature)
         return torch.cat((known, known, guess, guess))
-
-    def _divided(self, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows whose labels are believed, at least a batch, and all others. Waits for the device."""
-        sure = right > self.threshold
-        believed, others = sure.nonzero().squeeze(1), (~sure).nonzero().squeeze(1)
-        least = min(self.batch_size, len(self.known))
-        if len(believed) < least:
-            believed = right.topk(least).indices
-        return believed, others if len(others) else believed
 
     def _batches(self, rows: Tensor, generator: Generator) -> list[Tensor]:
         """Return an epoch of these rows in random order, all batches of one size: each row once, or as `steps` want."""

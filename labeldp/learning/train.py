@@ -75,7 +75,10 @@ def fit(
         checkpoint, every: a file written every so many epochs and at the end, and resumed from when it exists.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-    _check_finite(tensors)
+    for number, tensor in enumerate(tensors):
+        if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float64).item()):
+            bad = int((~torch.isfinite(tensor)).flatten(1).any(dim=1).sum()) if tensor.ndim > 1 else 0
+            raise ValueError(f"inputs[{number}] has {bad} rows that are not finite; fill in or drop missing features")
     device = next(model.parameters()).device
     count = len(rows) if rows is not None else len(tensors[0])
     size = min(checked_count("batch_size", batch_size), max(1, count))
@@ -114,13 +117,6 @@ def fit(
         checkpoint=checkpoint, every=every, run=run,
     )  # fmt: skip
     return network.finish()
-
-
-def _check_finite(tensors: Sequence[Tensor]) -> None:
-    for number, tensor in enumerate(tensors):
-        if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float64).item()):
-            bad = int((~torch.isfinite(tensor)).flatten(1).any(dim=1).sum()) if tensor.ndim > 1 else 0
-            raise ValueError(f"inputs[{number}] has {bad} rows that are not finite; fill in or drop missing features")
 
 
 def predict(model: nn.Module, inputs: Inputs, *, batch_size: int = 4096, bf16: bool | None = None) -> Tensor:

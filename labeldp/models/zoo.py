@@ -396,7 +396,12 @@ def group_norm(model: nn.Module, groups: int = 16) -> nn.Module:
 
     def replacement(module: nn.Module) -> nn.Module:
         if isinstance(module, _BatchNorm) and module not in replaced:
-            replaced[module] = _as_group_norm(module, groups)
+            channels = module.num_features
+            fitting = [count for count in range(1, min(groups, channels // 2) + 1) if channels % count == 0]
+            made = nn.GroupNorm(max(fitting, default=1), channels, eps=module.eps, affine=module.affine)
+            if module.affine:
+                made.weight, made.bias = module.weight, module.bias
+            replaced[module] = made.train(module.training)
         return replaced.get(module, module)
 
     root = replacement(copy.deepcopy(model))
@@ -407,15 +412,6 @@ def group_norm(model: nn.Module, groups: int = 16) -> nn.Module:
     if "zoo" in vars(root):
         vars(root)["zoo"] = {**vars(root)["zoo"], "group_norm": groups}
     return root
-
-
-def _as_group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
-    channels = norm.num_features
-    fitting = [count for count in range(1, min(groups, channels // 2) + 1) if channels % count == 0]
-    made = nn.GroupNorm(max(fitting, default=1), channels, eps=norm.eps, affine=norm.affine)
-    if norm.affine:
-        made.weight, made.bias = norm.weight, norm.bias
-    return made.train(norm.training)
 
 
 # -- clicks: many categorical columns, few parameters --------------------------------------------------------

@@ -199,7 +199,10 @@ def train(
     stages = lp_mst.split(len(vault), shares, seed)
     if begin:
         _beginner(model, inputs)  # refused before anything is spent
-    _check_learns(learn, vault.num_classes)
+    if not learn:
+        raise ValueError("learn is empty; give at least one way to learn from responses")
+    for one in learn:
+        lp_mst.check_learn(one, vault.num_classes)
     if split is None:
         check_features(features, vault)
         split = tune_split(features, vault.num_classes, epsilon, delta)
@@ -344,13 +347,6 @@ def _expected(stage: Stage, head: Head, first: float, second: float, delta: floa
         inside = channel.members()[np.arange(len(labels)), labels.cpu().numpy()]
         right.append(float(np.mean(inside / (1.0 + (channel.set_sizes() - 1.0) * math.exp(-second)))))
     return float(np.mean(right))
-
-
-def _check_learns(learn: Sequence[Learn], num_classes: int) -> None:
-    if not learn:
-        raise ValueError("learn is empty; give at least one way to learn from responses")
-    for one in learn:
-        lp_mst.check_learn(one, num_classes)
 
 
 def _check_split(split: Split, epsilon: float, delta: float) -> None:

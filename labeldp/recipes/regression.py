@@ -164,20 +164,16 @@ def posterior_values(noisy: NoisyValues, histogram: npt.ArrayLike | None = None)
     For the squared loss these are the outputs themselves. They shrink towards the overall mean, and so does a
     model trained on them.
     """
-    levels, prior = _levels_and_prior(noisy, histogram)
+    given, levels = noisy.prior if histogram is None else np.asarray(histogram, dtype=np.float64), noisy.levels
+    if levels is None or given is None:
+        raise ValueError("the release lacks the grid's values or a histogram; make it with privatize_values")
+    if given.shape != levels.shape:
+        raise ValueError(f"histogram has shape {given.shape}; give one weight for each of {len(levels)} levels")
+    # A label the noisy histogram excludes may still be the response: then its bin is all that is known.
+    prior = given + 1e-12 * (given.mean() or 1.0)
     # One row for every possible response, on which alone the channel depends.
     every = NoisyLabels(noisy.channel, np.arange(len(noisy.outputs)))
     return (every.posterior(prior) @ levels)[noisy.responses]
-
-
-def _levels_and_prior(noisy: NoisyValues, histogram: npt.ArrayLike | None) -> tuple[FloatArray, FloatArray]:
-    given = noisy.prior if histogram is None else np.asarray(histogram, dtype=np.float64)
-    if noisy.levels is None or given is None:
-        raise ValueError("the release lacks the grid's values or a histogram; make it with privatize_values")
-    if given.shape != noisy.levels.shape:
-        raise ValueError(f"histogram has shape {given.shape}; give one weight for each of {len(noisy.levels)} levels")
-    # A label the noisy histogram excludes may still be the response: then its bin is all that is known.
-    return noisy.levels, given + 1e-12 * (given.mean() or 1.0)
 
 
 # --- one moment -------------------------------------------------------------------------------------------------

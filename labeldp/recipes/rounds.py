@@ -112,8 +112,14 @@ def train(
             seen = joined(features, learnt)
             guess = distil.mixed()(guess, predict(model, inputs).softmax(dim=1))
             model.load_state_dict(first)
-        shots.append(query(seen, vault, epsilon=part, delta=delta, folder=place))
-        guess = _taught(guess, shots, seen).to(device_of(model))
+        shot = query(seen, vault, epsilon=part, delta=delta, folder=place)
+        targets = shot.probabilities(seen)
+        if shots:
+            # The guess as the new moment corrects it is half of what is learnt.
+            corrected = distil.corrected(guess.to(targets.device), shot.noisy, shot.tuning.basis(seen))
+            targets = torch.lerp(targets, corrected, 0.5)
+        shots.append(shot)
+        guess = targets.to(device_of(model))
         model = teach(model, inputs, guess, folder=in_folder(place, "student"))
     return Rounds(model, tuple(shots), guess)
 
@@ -126,16 +132,6 @@ def joined(public: Tensor, learnt: Tensor) -> Tensor:
 def _scaled(block: Tensor) -> Tensor:
     centred = block - block.mean(dim=0)
     return centred / centred.square().sum(dim=1).mean().sqrt().clamp_min(1e-12)
-
-
-def _taught(guess: Tensor, shots: Sequence[OneShot], seen: Tensor) -> Tensor:
-    """Return a round's targets: the head's; after the first, mixed with the guess as the new moment corrects it."""
-    shot = shots[-1]
-    head = shot.probabilities(seen)
-    if len(shots) == 1:
-        return head
-    corrected = distil.corrected(guess.to(head.device), shot.noisy, shot.tuning.basis(seen))
-    return torch.lerp(head, corrected, 0.5)
 
 
 def _body(model: nn.Module) -> nn.Module:

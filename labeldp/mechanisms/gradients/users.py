@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +101,13 @@ class UserGradientSum:
         if self.rate == 0:
             raise ValueError("rate is 0, so no user would ever take part; give a probability greater than 0")
         if self.weights is not None:
-            object.__setattr__(self, "weights", _checked_weights(self.weights, len(self.users.owner)))
+            checked, num_rows = np.array(self.weights, dtype=np.float64), len(self.users.owner)
+            if checked.shape != (num_rows,) or not np.isfinite(checked).all():
+                raise ValueError(
+                    f"weights has shape {checked.shape}; give one finite number for each of {num_rows} rows"
+                )
+            checked.setflags(write=False)
+            object.__setattr__(self, "weights", checked)
 
     # -- mechanism ------------------------------------------------------------------------------------------
 
@@ -172,11 +178,3 @@ class UserGradientSum:
                 table = table * torch.as_tensor(self.weights[part], dtype=torch.float32).to(device)[:, None]
             sums.index_add_(0, torch.as_tensor(place[self.users.owner[part]]).to(device), table)
         return sums
-
-
-def _checked_weights(weights: Any, num_rows: int) -> FloatArray:
-    checked = np.array(weights, dtype=np.float64)
-    if checked.shape != (num_rows,) or not np.isfinite(checked).all():
-        raise ValueError(f"weights has shape {checked.shape}; give one finite number for each of {num_rows} rows")
-    checked.setflags(write=False)
-    return checked
