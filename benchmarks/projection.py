@@ -28,17 +28,9 @@ from torch.func import functional_call, jvp, vjp
 
 from benchmarks.timing import rates
 from labeldp.data import benchmarks as data
-from labeldp.learning.evidence import on_classes
+from labeldp.learning.evidence import on_classes, project_to_simplex
 from labeldp.learning.optimisers import sgd
-from labeldp.learning.projections import (
-    LeastSquares,
-    Point,
-    Projected,
-    hull,
-    project_to_simplex,
-    row_simplex,
-    span,
-)
+from labeldp.learning.projections import LeastSquares, Point, Projected, hull, row_simplex, span
 from labeldp.learning.train import fit
 from labeldp.mechanisms.gradients.layers import cross_entropy
 from labeldp.mechanisms.gradients.per_example import clipped_sum

@@ -31,10 +31,18 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield draft
         flush(draft)
-        os.replace(draft, path)
-        flush(path.parent)
+        rename(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def rename(whole: Path, path: Path) -> None:
+    """Give a file or folder that is whole its name, in place of what had it, and wait until that is on the disk.
+
+    Only a folder that is empty gives way to a folder.
+    """
+    os.replace(whole, path)
+    flush(path.parent)
 
 
 @contextmanager
@@ -166,8 +174,7 @@ class Room:
         os.fsync(self._file)
         # From here on it is whole, and stays even if it cannot be named.
         self._filled = True
-        os.replace(self._place, self._path)
-        flush(self._path.parent)
+        rename(self._place, self._path)
 
     def __enter__(self) -> Room:
         return self

@@ -237,6 +237,12 @@ def fit_scaling(sample: Tensor, *, dims: int | None = None, floor: float = 0.01,
     return Scaling(scaling.mean, scaling.inverse, principal_components(scaling(sample), dims, seed=seed))
 
 
+def standardiser(rows: Tensor) -> Tensor:
+    """Return the factor on each column, (p,): to variance 1, and 1 where the column is zeros and ones, or constant."""
+    spread, marks = rows.std(dim=0, correction=0), ((rows == 0) | (rows == 1)).all(dim=0)
+    return torch.where(marks | (spread < 1e-6), 1.0, 1.0 / spread)
+
+
 def principal_components(sample: Tensor, dims: int, *, seed: int = 0) -> Tensor:
     """Return orthonormal directions (d, r) of most variance of the rows about zero, largest first; r = min(dims, d).
 

@@ -23,7 +23,7 @@ import torch
 from torch import Generator, Tensor
 
 from labeldp.features.coded import Coded
-from labeldp.features.extract import sample_rows
+from labeldp.features.extract import sample_rows, standardiser
 from labeldp.models.zoo import checked_count
 
 _PAIRS, _SAMPLE, _AT_ONCE = 2000, 20_000, 8192
@@ -99,12 +99,6 @@ class LiftedRows:
 
 # Rows whose features are made chunk by chunk.
 Streamed = Coded | LiftedRows
-
-
-def standardiser(rows: Tensor) -> Tensor:
-    """Return the factor on each column, (p,): to variance 1, and 1 where the column is zeros and ones, or constant."""
-    spread, marks = rows.std(dim=0, correction=0), ((rows == 0) | (rows == 1)).all(dim=0)
-    return torch.where(marks | (spread < 1e-6), 1.0, 1.0 / spread)
 
 
 def random_cosines(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from labeldp.learning.projections import project_to_simplex
+from labeldp.learning.evidence import project_to_simplex
 from labeldp.releases import NoisyMoments
 
 # Directions in which the features hardly vary: their share of the largest eigenvalue is rounding.

@@ -35,9 +35,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from labeldp.learning.evidence import evidence, forward_loss, unbiased_labels
+from labeldp.learning.evidence import evidence, forward_loss, project_to_simplex, unbiased_labels
 from labeldp.learning.heads import scale_by_responses
-from labeldp.learning.projections import project_to_simplex
 from labeldp.learning.trees import Forest
 from labeldp.releases import Channel, NoisyLabels
 

@@ -51,11 +51,10 @@ from labeldp.features.augment import Augment, compose, random_crop, random_flip
 from labeldp.features.coded import Coded
 from labeldp.features.extract import gram_of
 from labeldp.learning import optimisers as schedules
-from labeldp.learning.evidence import Objective
+from labeldp.learning.evidence import Objective, project_to_simplex
 from labeldp.learning.evidence import most_confident as most_confident_labels
 from labeldp.learning.heads import Axes, Head, as_tensor, eigenbasis, likeliest_scale, power_law
 from labeldp.learning.optimisers import adam
-from labeldp.learning.projections import project_to_simplex
 from labeldp.learning.train import Inputs, predict
 from labeldp.learning.train import fit as fit_model
 from labeldp.learning.tuning import tune

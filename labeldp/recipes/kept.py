@@ -32,7 +32,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from labeldp.atomic import Room, check_room, flush, replacing
+from labeldp.atomic import Room, check_room, rename, replacing
 from labeldp.budgets.counter import CounterError, QueryCounter
 from labeldp.core.events import Event, event_to_json
 from labeldp.core.ledger import Charged, RowIndex, check_budget
@@ -171,8 +171,7 @@ def recover(kept: Path) -> None:
     except _BROKEN:
         room.unlink()
     else:
-        os.replace(room, kept)
-        flush(kept.parent)
+        rename(room, kept)
 
 
 def _was_lost(kept: Path) -> bool:
@@ -188,8 +187,7 @@ def _was_lost(kept: Path) -> bool:
 def _put_aside(kept: Path) -> None:
     """Rename the count of a lost query, which stays charged."""
     path = kept.with_suffix(".counter")
-    os.replace(path, path.with_name(f"{kept.stem}.lost-{secrets.token_hex(4)}"))
-    flush(path.parent)
+    rename(path, path.with_name(f"{kept.stem}.lost-{secrets.token_hex(4)}"))
 
 
 def check_affordable(vault: LabelVault, *queries: Asked) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from labeldp.core.vault import LabelVault
-from labeldp.features.kernels import standardiser
+from labeldp.features.extract import standardiser
 from labeldp.learning.learners import Learnt, Task, choose, own, taught
 from labeldp.learning.progress import Progress, Report
 from labeldp.mechanisms.responses import RandomizedResponse

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from labeldp.core.display import table
-from labeldp.learning.projections import project_to_simplex
+from labeldp.learning.evidence import project_to_simplex
 from labeldp.mechanisms.evaluation import ErrorCounts, ScoreCounts
 from labeldp.releases import FloatArray, NoisyCounts, NoisyErrors, NoisyScores
 from labeldp.results.card import measure_words

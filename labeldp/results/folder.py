@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import tomli_w
 
-from labeldp.atomic import check_room, draft_of, flush, replacing
+from labeldp.atomic import check_room, draft_of, flush, rename, replacing
 from labeldp.budgets.keys import shown_address, shown_path
 from labeldp.core.certificate import Certificate, CertificateError, describe_artifact
 from labeldp.core.certificate import read as read_certificate
@@ -157,8 +157,7 @@ def drafting(target: Path) -> Iterator[Draft]:
             for file in (*draft.path.iterdir(), draft.path):
                 flush(file)
             # Fails where the name was taken meanwhile by anything but an empty folder.
-            os.rename(draft.path, target)
-            flush(target.parent)
+            rename(draft.path, target)
     except OSError as error:
         if error.filename is not None and not str(error.filename).startswith(str(draft.path)):
             raise

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from labeldp.features.kernels import Cosines, random_cosines, standardiser
+from labeldp.features.extract import standardiser
+from labeldp.features.kernels import Cosines, random_cosines
 
 ROWS = torch.randn(3000, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0, 0.5, 2.0])
 

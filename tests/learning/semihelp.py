@@ -45,11 +45,6 @@ WEAK = random_crop(1, mode="reflect")
 STRONG = compose(WEAK, noisier)
 
 
-def weights(model: nn.Module) -> Tensor:
-    """Parameters and buffers in one row."""
-    return torch.cat([value.flatten().float() for value in model.state_dict().values()])
-
-
 def probed(model: nn.Module) -> tuple[nn.Module, list[bool]]:
     """The model, computing in full precision whatever it is told, and whether it was told to use mixed precision.
 

@@ -10,7 +10,8 @@ from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
 from labeldp.learning.optimisers import constant, sgd
 from labeldp.learning.train import Ahead, Batch, PausedError, fit
-from tests.learning.semihelp import STRONG, WEAK, network, pictures, weights
+from tests.learning.semihelp import STRONG, WEAK, network, pictures
+from tests.trained import weights
 
 PLAIN = {"optimizer": sgd(0.01), "seed": 3}
 SEMI = {**PLAIN, "schedule": constant(), "average": 0.9, "rows": torch.arange(40)}

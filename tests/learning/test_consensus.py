@@ -16,7 +16,8 @@ from labeldp.learning.evidence import (
 from labeldp.learning.optimisers import adam
 from labeldp.learning.train import accuracy, fit, predict
 from labeldp.recipes import per_row
-from tests.learning.semihelp import WEAK, K, network, pictures, weights
+from tests.learning.semihelp import WEAK, K, network, pictures
+from tests.trained import weights
 
 PLAIN = partial(fit, epochs=6, batch_size=32, optimizer=adam(5e-3), augment=WEAK)
 

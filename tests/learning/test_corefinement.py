@@ -24,7 +24,8 @@ from labeldp.learning.dividemix import (
 from labeldp.learning.evidence import from_classes
 from labeldp.learning.optimisers import adam, constant
 from labeldp.learning.train import PausedError, accuracy
-from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, probed, weights
+from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, probed
+from tests.trained import weights
 
 SETTINGS = {
     "weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "batch_size": 32, "strength": 5.0,

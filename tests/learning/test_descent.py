@@ -8,6 +8,7 @@ from torch import nn
 
 from labeldp.learning.descend import Kept, descend
 from labeldp.learning.optimisers import adam, cosine, linear, rmsprop, sgd
+from tests.trained import StopHereError
 
 
 def network():
@@ -111,10 +112,6 @@ def test_a_gradient_of_another_size_is_refused(shape):
         descend(network(), lambda step: torch.zeros(shape), steps=1)
     with pytest.raises(ValueError, match="steps=-1"):
         descend(network(), lambda step: torch.zeros(shape), steps=-1)
-
-
-class StopHereError(Exception):
-    pass
 
 
 @pytest.mark.parametrize("cut", [0, 1, 19, 20, 21, 39, 40, 47, 49])

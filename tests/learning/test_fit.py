@@ -11,6 +11,7 @@ from labeldp.learning import optimisers as schedules
 from labeldp.learning.evidence import on_classes
 from labeldp.learning.optimisers import adam, sgd
 from labeldp.learning.train import accuracy, fit, predict
+from tests.trained import StopHereError, stop_at
 
 
 def problem(n=400, seed=0):
@@ -76,19 +77,13 @@ def test_all_rows_by_number_is_the_same_as_all_rows():
     assert torch.equal(state(named), state(TRAIN(network(), x, on_classes(y))))
 
 
-class StopHereError(Exception):
-    pass
-
-
 @pytest.mark.parametrize("average", [0.0, 0.9])
 def test_resuming_gives_the_same_model_as_going_through(tmp_path, average):
     x, y = problem()
     settings = {"mixup": 1.0, "average": average, "schedule": schedules.piecewise()}
     whole = TRAIN(network(), x, on_classes(y), **settings)
 
-    def stop(progress):
-        if progress.epoch == 2:
-            raise StopHereError
+    stop = stop_at(epoch=2)
 
     with pytest.raises(StopHereError):
         TRAIN(network(), x, on_classes(y), **settings, report=stop, checkpoint=tmp_path / "m.pt")

@@ -19,7 +19,8 @@ from labeldp.learning.fixmatch import (
 )
 from labeldp.learning.optimisers import adam, constant, seven_sixteenths, sgd, weights_sgd
 from labeldp.learning.train import Averaged, PausedError, accuracy, fit
-from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
+from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed
+from tests.trained import weights
 
 SETTINGS = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "average": 0.9}
 

@@ -11,7 +11,8 @@ from labeldp.learning.fixmatch import fixmatch
 from labeldp.learning.mean_teacher import mean_teacher
 from labeldp.learning.optimisers import constant, sgd
 from labeldp.learning.train import fit
-from tests.learning.semihelp import STRONG, WEAK, K, pictures, weights
+from tests.learning.semihelp import STRONG, WEAK, K, pictures
+from tests.trained import weights
 
 N = 96
 VIEWS = {"weak": WEAK, "strong": STRONG, "optimizer": sgd(0.01), "schedule": constant(), "epochs": 2, "seed": 3}

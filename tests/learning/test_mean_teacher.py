@@ -16,7 +16,8 @@ from labeldp.learning.mean_teacher import corrected, mean_teacher
 from labeldp.learning.optimisers import adam, constant
 from labeldp.learning.train import PausedError, accuracy
 from labeldp.mechanisms.responses import RandomizedResponse
-from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed, weights
+from tests.learning.semihelp import STRONG, WEAK, K, loss_of, network, pictures, probed
+from tests.trained import weights
 
 SETTINGS = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant(), "average": 0.9}
 

@@ -14,7 +14,8 @@ from labeldp.learning.optimisers import constant, sgd
 from labeldp.learning.recorded import Recorded, Repeated
 from labeldp.learning.train import fit, minimise
 from labeldp.models.zoo import resnet18_v2
-from tests.learning.semihelp import STRONG, WEAK, network, pictures, weights
+from tests.learning.semihelp import STRONG, WEAK, network, pictures
+from tests.trained import weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SEMI = {"weak": WEAK, "strong": STRONG, "schedule": constant(), "average": 0.9, "rows": torch.arange(40)}

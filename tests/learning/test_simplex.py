@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from labeldp.learning.projections import LeastSquares, Quadratic, accelerated, interior_point, project_to_simplex
+from labeldp.learning.evidence import project_to_simplex
+from labeldp.learning.projections import LeastSquares, Quadratic, accelerated, interior_point
 
 
 def by_quadratic_program(value, mass):

@@ -31,7 +31,3 @@ def vault(budget=None, seed=None, n=600, **more):
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Linear(5, K)
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])

@@ -21,6 +21,7 @@ from labeldp.learning.train import accuracy, fit
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.selection import GroupVotes
 from labeldp.recipes.cluster_votes import gaussian_counts, label, laplace_counts, permute_and_flip, train
+from tests.trained import weights
 
 K, N = 4, 2400
 TRAIN = functools.partial(fit, epochs=8, batch_size=64, optimizer=sgd(0.05), schedule=linear())
@@ -42,10 +43,6 @@ def vault(budget=None, seed=None):
 def network():
     torch.manual_seed(0)
     return nn.Linear(6, K)
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 def majority():

@@ -23,7 +23,8 @@ from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.vectors import BitFlip
 from labeldp.recipes import denoise_ssl
 from labeldp.recipes.denoise_ssl import denoise, kept_accuracy, majority
-from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, weights
+from tests.learning.semihelp import STRONG, WEAK, K, network, pictures
+from tests.trained import weights
 
 ROWS, CLASSES, RIGHT, EPSILON = 1_000_000, 4, 0.55, 0.7
 # Two-sided, of a normal: a false alarm in 10⁹ runs.

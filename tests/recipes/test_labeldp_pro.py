@@ -31,7 +31,8 @@ from labeldp.recipes.denoisers import (
 )
 from labeldp.recipes.labeldp_pro import train
 from tests.marks import mostly_slow
-from tests.recipes.clouds import DELTA, K, network, problem, some, vault, weights
+from tests.recipes.clouds import DELTA, K, network, problem, some, vault
+from tests.trained import weights
 
 SECRET = [no_op(), alt_conv(rows=20, tolerance=0.2), alt_rows(rows=20, tolerance=0.2)]
 NAMED = [self_span(), self_conv(tolerance=0.2)]

@@ -12,7 +12,8 @@ from labeldp.learning.optimisers import adam, linear, sgd
 from labeldp.mechanisms.gradients.sums import GradientSum, NormBound
 from labeldp.recipes.denoisers import alt_conv, alt_rows, no_op, self_conv, self_span
 from tests.budgets.journalstore import JournalStore
-from tests.recipes.clouds import DELTA, K, network, problem, some, vault, weights
+from tests.recipes.clouds import DELTA, K, network, problem, some, vault
+from tests.trained import StopHereError, stop_at, weights
 
 DENOISERS = {
     "no_op": no_op(),
@@ -21,18 +22,6 @@ DENOISERS = {
     "self_span": self_span(),
 }
 every_denoiser = pytest.mark.parametrize("denoiser", DENOISERS.values(), ids=DENOISERS)
-
-
-class StopHereError(Exception):
-    pass
-
-
-def stop_at(step):
-    def report(progress):
-        if progress.step == step:
-            raise StopHereError
-
-    return report
 
 
 @every_denoiser
@@ -45,7 +34,7 @@ def test_a_cut_run_goes_on_with_the_same_vault_as_if_it_were_not(denoiser, tmp_p
     box = vault(Budget(1.0, DELTA), seed=3)
     for start, step in enumerate((4, 16, 25)):
         with pytest.raises(StopHereError):
-            some(network(start), x, box, **settings, folder=tmp_path, report=stop_at(step))
+            some(network(start), x, box, **settings, folder=tmp_path, report=stop_at(step=step))
         assert len(drawn) == step
     resumed = some(network(2), x, box, **settings, folder=tmp_path)
     assert len(drawn) == 30
@@ -65,7 +54,7 @@ def test_a_new_vault_pays_for_the_whole_run_and_draws_the_rest(denoiser, tmp_pat
     for step in (3, 9, 15):
         box = vault(Budget(1.0, DELTA), store=JournalStore(journal))
         with pytest.raises(StopHereError):
-            some(network(), x, box, **settings, report=stop_at(step))
+            some(network(), x, box, **settings, report=stop_at(step=step))
         epsilons.append(box.certificate().epsilon)
     box = vault(Budget(1.0, DELTA), store=JournalStore(journal))
     some(network(), x, box, **settings)
@@ -189,7 +178,7 @@ def test_on_a_gpu(denoiser, tmp_path, drawn):
     box = vault(Budget(1.0, DELTA), seed=3)
     settings = {"epsilon": 1.0, "epochs": 3, "denoiser": denoiser, "every": 1, "average": 0.5, "folder": tmp_path}
     with pytest.raises(StopHereError):
-        some(network().cuda(), x.cuda(), box, **settings, report=stop_at(23))
+        some(network().cuda(), x.cuda(), box, **settings, report=stop_at(step=23))
     model = some(network(1).cuda(), x.cuda(), box, **settings)
     assert len(drawn) == 30
     assert weights(model).is_cuda

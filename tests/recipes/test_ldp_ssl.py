@@ -19,7 +19,8 @@ from labeldp.learning.optimisers import adam, constant
 from labeldp.learning.train import accuracy, fit, predict
 from labeldp.mechanisms.vectors import LaplaceOneHot
 from labeldp.recipes import aug_descent, distil, one_shot, per_row
-from tests.learning.semihelp import STRONG, WEAK, K, network, pictures, weights
+from tests.learning.semihelp import STRONG, WEAK, K, network, pictures
+from tests.trained import weights
 
 COMMON = {"weak": WEAK, "strong": STRONG, "optimizer": adam(5e-3), "schedule": constant()}
 FIT = functools.partial(fixmatch, epochs=12, batch_size=16, ratio=4, threshold=0.8, average=0.9, **COMMON)

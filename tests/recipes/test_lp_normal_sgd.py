@@ -22,6 +22,7 @@ from labeldp.mechanisms.gradients.sums import DiameterBound, GradientSum, NormBo
 from labeldp.recipes.denoisers import Projector, batches_for, self_span
 from labeldp.recipes.labeldp_pro import lp_normal_sgd as train
 from tests.marks import mostly_slow
+from tests.trained import StopHereError, stop_at, weights
 
 K, DELTA = 4, 1e-5
 
@@ -38,10 +39,6 @@ def zeros(features=12):
     model = nn.Linear(features, K, bias=False)
     nn.init.zeros_(model.weight)
     return model
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
@@ -176,18 +173,12 @@ def test_a_linear_layer_is_projected_without_the_matrix_of_its_candidates(monkey
         projected(nn.Sequential(layer))
 
 
-class StopHereError(Exception):
-    pass
-
-
 def test_a_cut_run_goes_on_around_the_weights_it_began_with(tmp_path):
     x, labels = problem(200)
     settings = {"epsilon": 1.0, "delta": DELTA, "diameter": 2.0, "batch_size": 5, "every": 1}
     whole = weights(train(zeros(), x, LabelVault(labels, K, rng=SecureRandom(2)), **settings))
 
-    def stop(progress):
-        if progress.step == 23:
-            raise StopHereError
+    stop = stop_at(step=23)
 
     box = LabelVault(labels, K, Budget(1.0, DELTA), rng=SecureRandom(2))
     with pytest.raises(StopHereError):

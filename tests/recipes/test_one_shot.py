@@ -30,6 +30,7 @@ from labeldp.mechanisms.users import UserVault
 from labeldp.recipes import one_shot, per_row
 from labeldp.recipes.one_shot import noise_by_width, noise_for, train, train_on_inputs
 from tests.marks import mostly_slow
+from tests.trained import StopHereError, stop_at
 
 K, N, WIDTH, DELTA = 5, 6000, 24, 1e-5
 quick = functools.partial(tune, plans=[Plan(8), Plan(20)], clusterings=2, draws=1)
@@ -194,23 +195,11 @@ def test_a_budget_too_small_is_found_before_the_slow_part():
 # -- killed runs -----------------------------------------------------------------------------------------------------
 
 
-class StopHereError(Exception):
-    pass
-
-
-def stop_at(phase):
-    def report(progress):
-        if progress.phase == phase:
-            raise StopHereError
-
-    return report
-
-
 def test_a_run_killed_after_its_look_does_not_pay_again(tmp_path):
     x, _ = problem()
     box = vault(Budget(0.5, DELTA), seed=3)
     with pytest.raises(StopHereError):
-        one_head(x, box, epsilon=0.5, folder=tmp_path, report=stop_at("query"))
+        one_head(x, box, epsilon=0.5, folder=tmp_path, report=stop_at(phase="query"))
     paid = box.certificate(DELTA).epsilon
     assert 0.499 < paid <= 0.5
     heard = []
@@ -230,7 +219,7 @@ def test_a_run_killed_after_its_look_does_not_pay_again(tmp_path):
 def test_a_run_killed_before_its_look_has_paid_nothing(tmp_path):
     box = vault()
     with pytest.raises(StopHereError):
-        one_head(problem()[0], box, epsilon=0.5, folder=tmp_path, report=stop_at("tuning"))
+        one_head(problem()[0], box, epsilon=0.5, folder=tmp_path, report=stop_at(phase="tuning"))
     assert box.certificate(DELTA).epsilon == 0.0
 
 

@@ -27,6 +27,7 @@ from labeldp.recipes import budget, distil, lp_mst, one_shot_prior, per_row
 from labeldp.recipes.one_shot import event_of, noise_for
 from labeldp.recipes.one_shot_prior import Split, informative_sets, train, tune_split
 from tests.recipes.test_one_shot import modes
+from tests.trained import StopHereError, stop_at, weights
 
 K, N, WIDTH, DELTA = 5, 6000, 48, 1e-5
 TRAIN = functools.partial(fit, epochs=6, batch_size=64, optimizer=sgd(0.05), schedule=linear())
@@ -61,10 +62,6 @@ def network():
 def run(box, epsilon=1.0, fit=BRIEFLY, split=HALF, **more):
     x = problem()[0]
     return train(network(), x, x, box, epsilon=epsilon, delta=DELTA, fit=fit, split=split, tune=quick, **more)
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------
@@ -164,9 +161,7 @@ def test_a_killed_run_with_rows_outside_resumes_without_asking_again(tmp_path):
     whole = weights(run(vault(seed=3), split=parts).model)
     box = vault(Budget(1.0, DELTA), seed=3)
 
-    def stop(progress):
-        if progress.epoch == 3:
-            raise StopHereError
+    stop = stop_at(epoch=3)
 
     with pytest.raises(StopHereError):
         run(box, fit=functools.partial(BRIEFLY, report=stop), split=parts, folder=tmp_path)
@@ -295,10 +290,6 @@ def test_the_learners_take_turns():
 # -- killed runs -------------------------------------------------------------------------------------------------------
 
 
-class StopHereError(Exception):
-    pass
-
-
 def test_a_killed_run_resumes_without_asking_again(tmp_path, monkeypatch):
     whole = weights(run(vault(seed=3)).model)
     box = vault(Budget(1.0, DELTA), seed=3)
@@ -310,9 +301,7 @@ def test_a_killed_run_resumes_without_asking_again(tmp_path, monkeypatch):
     between = box.certificate(DELTA).epsilon
     assert 0.99 < between <= 1.0
 
-    def stop(progress):
-        if progress.epoch == 3:
-            raise StopHereError
+    stop = stop_at(epoch=3)
 
     with pytest.raises(StopHereError):
         run(box, fit=functools.partial(BRIEFLY, report=stop), folder=tmp_path)

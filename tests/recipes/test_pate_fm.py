@@ -24,6 +24,7 @@ from labeldp.learning.teachers import one_shot_teachers, ridge_teachers
 from labeldp.learning.train import accuracy, fit
 from labeldp.mechanisms.teachers import one_by_one
 from labeldp.recipes.pate import Ballot, label, relabel, train
+from tests.trained import weights
 
 K, N = 4, 4000
 BALLOT = Ballot(teachers=200, queries=80, responses=40, at_once=200)
@@ -58,10 +59,6 @@ def nearest(rows):
     """Each teacher by itself: the label of the nearest of its rows."""
     x = problem()[0]
     return one_by_one(lambda number, own, labels: labels[torch.cdist(x[rows], x[own]).argmin(dim=1).numpy()])
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 @pytest.mark.parametrize("teachers", [ridge, one_look, nearest])

@@ -16,6 +16,7 @@ from labeldp.learning.optimisers import linear, sgd
 from labeldp.learning.train import accuracy, fit, predict
 from labeldp.recipes import lp_mst, per_row
 from labeldp.recipes.lp_mst import Prior, plausible, sharpened, split, stage_prior
+from tests.trained import StopHereError, stop_at, weights
 
 K = 4
 TRAIN = functools.partial(fit, epochs=8, batch_size=64, optimizer=sgd(0.05), schedule=linear())
@@ -40,10 +41,6 @@ def vault(budget=None, seed=None, n=3000):
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Linear(6, K)
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 # One line for each method that queries every row once: (name, train).
@@ -119,19 +116,13 @@ def test_rows_that_do_not_match_are_refused_unpaid(train):
     assert box.certificate().epsilon == 0.0
 
 
-class StopHereError(Exception):
-    pass
-
-
 @every_recipe
 def test_a_killed_run_resumes_without_asking_again(train, tmp_path):
     x, _ = problem()
     whole = weights(train(network(), x, vault(seed=3), epsilon=1.0, fit=BRIEFLY))
     box = vault(Budget(1.0), seed=3)
 
-    def stop(progress):
-        if progress.epoch == 3:
-            raise StopHereError
+    stop = stop_at(epoch=3)
 
     with pytest.raises(StopHereError):
         train(network(), x, box, epsilon=1.0, fit=functools.partial(BRIEFLY, report=stop), folder=tmp_path)

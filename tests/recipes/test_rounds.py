@@ -30,6 +30,7 @@ from labeldp.models.zoo import with_head
 from labeldp.recipes import distil, kept, one_shot
 from labeldp.recipes.budget import split_budget
 from labeldp.recipes.rounds import joined, train
+from tests.trained import StopHereError, weights
 
 K, N, SIDE, DELTA = 3, 1500, 10, 1e-5
 FIT: Any = functools.partial(fit, epochs=4, batch_size=32, optimizer=adam(1e-2))
@@ -67,10 +68,6 @@ def run(box, epsilon=2.0, delta=DELTA, **settings):
     images, _ = strokes()
     settings = {"query": LOOK, "teach": BRIEFLY, **settings}
     return train(network(), images, images.flatten(1), box, epsilon=epsilon, delta=delta, **settings)
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 @pytest.fixture
@@ -231,10 +228,6 @@ def test_blocks_weigh_alike():
 
 
 # -- resuming ------------------------------------------------------------------------------------------------
-
-
-class StopHereError(Exception):
-    pass
 
 
 def stopping(at_round, at_epoch):

@@ -28,6 +28,7 @@ from labeldp.mechanisms.responses import PriorResponse
 from labeldp.recipes import lp_mst, per_row, ssl_prior
 from labeldp.recipes.kept import load
 from labeldp.recipes.ssl_prior import fitted_part, published_part, split_of, train
+from tests.trained import StopHereError, stop_at, weights
 
 K, N, C = 4, 2400, 12
 TRAIN = functools.partial(fit, epochs=8, batch_size=64, optimizer=sgd(0.05), schedule=linear())
@@ -56,10 +57,6 @@ def run(box, epsilon=1.0, fit=TRAIN, clusters=None, **settings):
     return train(
         network(), x, box, epsilon=epsilon, fit=fit, clusters=found if clusters is None else clusters, **settings
     )
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 # -- the budget ----------------------------------------------------------------------------------------------
@@ -278,17 +275,11 @@ def test_rows_that_do_not_match_are_refused_unpaid():
 # -- resuming ------------------------------------------------------------------------------------------------
 
 
-class StopHereError(Exception):
-    pass
-
-
 def test_a_killed_run_resumes_without_asking_again(tmp_path):
     whole = weights(run(vault(seed=3)))
     box = vault(Budget(1.0), seed=3)
 
-    def stop(progress):
-        if progress.epoch == 3:
-            raise StopHereError
+    stop = stop_at(epoch=3)
 
     with pytest.raises(StopHereError):
         run(box, fit=functools.partial(TRAIN, report=stop), folder=tmp_path)

@@ -31,6 +31,7 @@ from labeldp.recipes.distil import (
     usual_fit,
 )
 from labeldp.releases import NoisyMoments
+from tests.trained import StopHereError, weights
 
 K, N, SIDE = 3, 1200, 12
 TRAIN = functools.partial(fit, epochs=4, batch_size=32, optimizer=adam(1e-2), schedule=one_cycle())
@@ -62,10 +63,6 @@ def network():
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 16, 4), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten())
     return with_head(body, 16, K)
-
-
-def weights(model):
-    return torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
 def run(probabilities=None, **settings):
@@ -306,10 +303,6 @@ def test_arrays_are_taken_too():
 
 
 # -- resuming ------------------------------------------------------------------------------------------------
-
-
-class StopHereError(Exception):
-    pass
 
 
 @pytest.mark.parametrize("generation", [1, 2])
