@@ -66,9 +66,18 @@ def test_answers_are_those_of_one_machine_however_rows_are_split(name, id, key, 
     assert other.column("y") != whole.column("y")
 
 
-def test_an_empty_partition_is_answered_by_nothing(key, tmp_path):
-    task = Keyed(checked("y", CLASSES, 1.0), "id", "r", str(tmp_path))
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_partitions_may_be_empty_or_hold_nearly_all_rows(name, key, tmp_path):
+    task = Keyed(checked("y", CLASSES, 1.0, **MECHANISMS[name]), "id", "r", str(tmp_path))
+    whole = pa.Table.from_batches(partitions.answer(task, batches(TABLE, ROWS)))
     assert list(partitions.answer(task, [])) == []
+    found, start = [], 0
+    for rows in (0, 1, 0, ROWS - 5, 4, 0):
+        part = TABLE.slice(start, rows)
+        # Spark hands an empty partition over as no batch, or as a batch without a row.
+        found += partitions.answer(task, batches(part, 1000) or [pa.RecordBatch.from_pylist([], TABLE.schema)])
+        start += rows
+    assert pa.Table.from_batches(found).equals(whole)
 
 
 def test_types_are_checked():
