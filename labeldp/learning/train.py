@@ -27,6 +27,7 @@ from labeldp.learning.evidence import Objective
 from labeldp.learning.optimisers import MakeOptimizer, Schedule, constant, sgd
 from labeldp.learning.progress import Progress, Report
 from labeldp.learning.recorded import repeated
+from labeldp.models.memory import keep_freed_memory
 from labeldp.models.zoo import checked_count
 from labeldp.ranks import begin_together, current, part_of, step_together
 
@@ -294,6 +295,8 @@ def loop(
     if ranks is not None and not ranks.first:
         report = checkpoint = seconds = None
     begun, device = time.perf_counter(), next(network.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
     # The order of rows is the first rank's; what changes them is drawn apart.
     generator = Generator(device).manual_seed(seed if ranks is None else seed + 1_000_003 * ranks.rank)
     descent = optimizer(parameter for parameter in network.parameters() if parameter.requires_grad)

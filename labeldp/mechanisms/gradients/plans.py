@@ -29,6 +29,7 @@ from labeldp.mechanisms.gradients.layers import (
     pieces,
     table,
 )
+from labeldp.models.memory import keep_freed_memory
 
 # Layers of torch that treat the rows of a batch one by one, whatever their settings.
 _ROW_BY_ROW = {
@@ -61,6 +62,8 @@ def plan_for(model: nn.Module, loss: Loss, columns: Columns, parameters: Paramet
     kept = _plans.get(model)
     if kept is None or kept[0] != key:
         first = tuple(column[:4] for column in columns)
+        if first[0].device.type == "cpu":
+            keep_freed_memory()
         # A warning that the caller has made an error (torch warns of its own first steps on a GPU) must not decide.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
