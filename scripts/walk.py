@@ -10,6 +10,7 @@ Exit code 1 where a step failed; its output is in build/walk/STEP.txt.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
-_TEST = (PYTHON, "-m", "pytest", "-q", "-m", "slow or not slow")
+_TEST = (PYTHON, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "slow or not slow")
 STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "version": ("one version, extras that hints name, files of a release", (*_TEST, "tests/test_release.py")),
     "changelog": ("every note is in CHANGELOG.md", (PYTHON, "scripts/changelog.py", "--check")),
@@ -62,6 +63,9 @@ def main() -> None:
         with (kept / f"{name}.txt").open("w", encoding="utf-8") as file:
             code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
         failed += [name] * bool(code)
+        # A test that found no browser, say, has shown nothing: whoever releases has to know.
+        skipped = re.findall(r"(\d+) skipped", (kept / f"{name}.txt").read_text(encoding="utf-8"))
+        what += f"; {skipped[-1]} tests were skipped" if skipped else ""
         print(f"{'FAILED' if code else 'passed':<8}{name:<12}{time.perf_counter() - begun:>7.0f} s  {what}", flush=True)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}; see build/walk")

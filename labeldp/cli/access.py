@@ -36,7 +36,7 @@ def access() -> None:
 @with_log_key
 @with_store
 def add(name: str, role: str, log_key_file: Path | None, where: str, key: Path | None) -> None:
-    """Make a person known."""
+    """Add a person."""
     database, people = _opened(where, key)
     people.add(name, role)
     _note(database, where, log_key_file, kind="person", who=name, role=role)
@@ -46,7 +46,7 @@ def add(name: str, role: str, log_key_file: Path | None, where: str, key: Path |
 @access.command()
 @click.argument("name")
 @click.option("--days", type=click.FloatRange(0, 3660, min_open=True), default=90.0, show_default=True,
-              help="After which it counts for nothing.")  # fmt: skip
+              help="How long it is valid.")  # fmt: skip
 @with_log_key
 @with_store
 def token(name: str, days: float, log_key_file: Path | None, where: str, key: Path | None) -> None:
@@ -62,7 +62,10 @@ def token(name: str, days: float, log_key_file: Path | None, where: str, key: Pa
 @with_log_key
 @with_store
 def revoke(token_id: str, log_key_file: Path | None, where: str, key: Path | None) -> None:
-    """Let a token count for nothing, by its id: what stands between its two dots; see labeldp access list."""
+    """Make a token invalid, by its id.
+
+    The id is the part of the token between its two dots; labeldp access list shows it.
+    """
     database, people = _opened(where, key)
     people.revoke(token_id)
     _note(database, where, log_key_file, kind="revoked", token=token_id)
@@ -85,7 +88,10 @@ def grant(
     where: str,
     key: Path | None,
 ) -> None:
-    """Let the analyst NAME spend on DATASET, once and for all, within the budget of all analysts together."""
+    """Allow the analyst NAME to spend on DATASET.
+
+    A grant cannot be changed later, and it holds within the budget of all analysts together.
+    """
     from labeldp.core.ledger import Budget
 
     database, people = _opened(where, key)
@@ -152,9 +158,12 @@ def backup(file: Path, where: str, key: Path | None) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @with_store
 def page(file: Path, where: str, key: Path | None) -> None:
-    """Write a page for the owner to FILE: what each analyst has spent over time, tokens, certificates, the log.
+    """Write a page for the owner to FILE.
 
-    One HTML file that needs no network and runs nothing. It can be written again at any time, beside a running service.
+    It shows what each analyst has spent over time, the tokens, the certificates and the log.
+
+    It is one HTML file that needs no network and runs nothing. You can write it again at any time, also while the
+    service runs.
     """
     database, _ = _opened(where, key)
     if file.is_dir() or not file.absolute().parent.is_dir():
@@ -183,7 +192,11 @@ _SOURCE = click.argument("file", required=False, type=click.Path(path_type=Path)
 @click.option("--signer", multiple=True, metavar="KEY", help="Public key, or its file, that must have signed.")
 @with_store
 def verify(file: Path | None, signer: tuple[str, ...], where: str, key: Path | None) -> None:
-    """Check a whole log: an exported FILE, or that of the store with its releases and charges. Exit code 1 if wrong."""
+    """Check a whole log.
+
+    Give an exported FILE; without one, the log of the store is checked together with its releases and charges. If
+    something is wrong, the exit code is 1.
+    """
     from labeldp.results.signing import public_key
     from labeldp.service import log, logbook
     from labeldp.service.audit import problems_of_store
@@ -204,13 +217,17 @@ def verify(file: Path | None, signer: tuple[str, ...], where: str, key: Path | N
 @logs.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--vault", metavar="ADDRESS", help="Fetch it from a service, as an auditor or owner, with --token.")
-@click.option("--token", envvar="LABELDP_TOKEN", show_envvar=True, help="Of labeldp access token.")
-@click.option("--root-certs", type=click.Path(path_type=Path), help="PEM of who signed the service's certificate.")
+@click.option("--token", envvar="LABELDP_TOKEN", show_envvar=True, help="Your token from labeldp access token.")
+@click.option("--root-certs", type=click.Path(path_type=Path), help="PEM file of the authority that signed the "
+              "service's certificate.")  # fmt: skip
 @with_store
 def export(
     file: Path, vault: str | None, token: str | None, root_certs: Path | None, where: str, key: Path | None
 ) -> None:
-    """Write the log to FILE, for those who have no access to the store; labeldp log verify FILE reads it."""
+    """Write the log to FILE.
+
+    This is for those who have no access to the store; labeldp log verify FILE checks it.
+    """
     from labeldp.service import log
 
     if file.exists():

@@ -44,12 +44,24 @@ class Commands(click.Group):
         return super().get_command(ctx, _ALSO.get(cmd_name, cmd_name))
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_BEGIN = """Train on your own table, and check the result:
+
+\b
+  labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
+  labeldp report model
+  labeldp verify model
+"""
+
+
+@click.group(
+    cls=Commands, epilog=_BEGIN, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="labeldp")
 def cli() -> None:
     """Machine learning on private labels.
 
-    Features are public and labels are secret. Every epsilon printed here is about replacing ONE LABEL.
+    Features are public and labels are secret. Every epsilon printed here is about replacing ONE LABEL; the smaller it
+    is, the more private.
     """
 
 

@@ -46,7 +46,7 @@ def audit(
     show_list: bool,
     as_json: bool,
 ) -> None:
-    """Try to break the claim, and print the epsilon that this proves.
+    """Try to break the claim, and print the epsilon it proves.
 
     An audit guesses labels from what was released. Many right guesses prove that epsilon is at least so much.
 

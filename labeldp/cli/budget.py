@@ -210,7 +210,7 @@ def store_of(
             err=True,
         )
         return None
-    click.echo(f"charged to {found!r} in {BESIDE} beside the table", err=True)
+    click.echo(f"the budget {found!r} in {BESIDE} beside the table pays for this run", err=True)
     return store
 
 

@@ -48,22 +48,22 @@ def log_key(where: str, given: Path | None) -> SigningKey:
 
 @click.command()
 @click.argument("table", type=click.Path(path_type=Path))
-@click.option("--id", "id_column", required=True, metavar="COLUMN", help="Public column that tells rows apart; "
-              "analysts name rows by it.")  # fmt: skip
+@click.option("--id", "id_column", required=True, metavar="COLUMN", help="The public column that tells rows "
+              "apart; analysts name rows by it.")  # fmt: skip
 @click.option("--label", required=True, help="The secret column.")
 @click.option("--user", metavar="COLUMN", help="Public column that says whose each row is: all labels of a user are "
               "then protected together.")  # fmt: skip
 @click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
-@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: between "
-              "which they lie.")  # fmt: skip
+@click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: the "
+              "smallest and the largest a label can be.")  # fmt: skip
 @click.option("--name", help="What analysts call the data set.  [default: the table's name without its ending]")
 @click.option("--epsilon", type=EPSILON, help="Give the labels a budget for all analysts together, where they have "
               "none yet; see labeldp budget create.")  # fmt: skip
 @click.option("--delta", type=DELTA, help="With --epsilon.  [default: a tenth of one over the rows, at most 1e-5]")
 @click.option("--listen", required=True, metavar="ADDRESS", help="grpc+unix:///path/to/socket, or grpc+tls://host:port "
               "with --tls-cert and --tls-key.")  # fmt: skip
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate chain, PEM.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key, PEM.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="The certificate chain, as a PEM file.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="The private key of the certificate, as a PEM file.")
 @click.option("--metrics", metavar="HOST:PORT", help="Answer /metrics (Prometheus) and /health over plain HTTP here, "
               "for a collector on the same machine.")  # fmt: skip
 @click.option("--per-second", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True,
@@ -75,15 +75,15 @@ def log_key(where: str, given: Path | None) -> SigningKey:
 @with_delimiter
 @with_log_key
 @with_store
-@click.option("--quiet", is_flag=True, help="No line of JSON for every call.")
-@click.option("--jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Recipes with gradients or "
-              "teachers that may run here, beside the labels, at a time.")  # fmt: skip
-@click.option("--job-seconds", type=click.FloatRange(min=1), default=3600.0, show_default=True, help="That a job may "
-              "take; its analyst may have the weights so far.")  # fmt: skip
-@click.option("--job-memory", type=click.FloatRange(min=0.5), default=8.0, show_default=True, help="GiB that the "
-              "process of a job may hold.")  # fmt: skip
-@click.option("--job-folder", type=click.Path(path_type=Path), help="Where jobs lie while they run.  [default: the "
-              "store's name and .jobs]")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="Do not print a line of JSON for every call.")
+@click.option("--jobs", type=click.IntRange(min=0), default=0, show_default=True, help="How many recipes "
+              "with gradients or teachers may run here, beside the labels, at the same time.")  # fmt: skip
+@click.option("--job-seconds", type=click.FloatRange(min=1), default=3600.0, show_default=True, help="How long "
+              "a job may take. If it is stopped then, its analyst may have the weights so far.")  # fmt: skip
+@click.option("--job-memory", type=click.FloatRange(min=0.5), default=8.0, show_default=True, help="How much "
+              "memory the process of a job may use, in GiB.")  # fmt: skip
+@click.option("--job-folder", type=click.Path(path_type=Path), help="The folder for jobs while they run.  [default: "
+              "the store's name and .jobs]")  # fmt: skip
 def serve(
     table: Path,
     id_column: str,
@@ -113,8 +113,8 @@ def serve(
 ) -> None:
     """Serve the labels of a table to analysts.
 
-    The process owns the labels of TABLE and their budget, and answers mechanisms only. Analysts query it with
-    `labeldp train --vault` or `labeldp.service.RemoteVault`. labeldp access says who may.
+    The process owns the labels of TABLE and their budget, and releases only what mechanisms draw. Analysts query it
+    with `labeldp train --vault` or `labeldp.service.RemoteVault`; you say who may with labeldp access.
 
     \b
     labeldp serve patients.parquet --id patient_id --label diagnosis --classes none,mild,severe \\
@@ -269,7 +269,8 @@ def _pages(server: Server, where: str | None) -> ThreadingHTTPServer | None:
 
 @click.command()
 @click.argument("address")
-@click.option("--root-certs", type=click.Path(path_type=Path), help="PEM of who signed the service's certificate.")
+@click.option("--root-certs", type=click.Path(path_type=Path), help="PEM file of the authority that signed the "
+              "service's certificate.")  # fmt: skip
 def health(address: str, root_certs: Path | None) -> None:
     """Check that a service is running.
 

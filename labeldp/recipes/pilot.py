@@ -84,9 +84,8 @@ class Decided:
     def reason(self) -> str:
         """Return the evidence in words."""
         taken = "a response of every row" if isinstance(self.found, Taught) else "one noisy moment"
-        gain = self.adapting - self.fixed
-        told = f"learners that adapt to the table predicted responses {abs(gain):.0f} nats "
-        told += "better than others" if gain > 0 else "worse than others"
+        told = "learners that adapt to the table predicted responses "
+        told += "better than others" if self.adapting > self.fixed else "no better than others"
         if max(self.fixed, self.adapting) < _LEARNT:
             told = "responses had little to say, and a formula decided"
         return f"In a pilot of {self.pilot:,} rows {told}, so the other rows were asked for {taken}."

@@ -55,8 +55,8 @@ _STEPS, _POINTS = 8, 25
 # A chart of accuracy against ε reaches this factor to either side of what was measured.
 _REACH = 8.0
 _ROUNDING = 1e-6
-# Classes of a confusion matrix that can be drawn.
-_MOST_CLASSES = 24
+# Classes of a confusion matrix that can be drawn, and of which recall and precision are listed.
+_MOST_CLASSES, _MOST_LISTED = 30, 100
 
 
 class Table(NamedTuple):
@@ -268,7 +268,7 @@ def noise_section(facts: Facts) -> dict[str, Any] | None:
     )
     words = (
         "Labels were released one by one. Each response carries this noise, or less if a public guess narrowed the "
-        "classes. The model never saw a true label. It can learn because the channel of the noise is known."
+        "classes. The model never saw a true label. It can learn because it is known how the noise was drawn."
         if recipe is not None and recipe.per_row
         else "Here the noise was added to sums or counts over many rows, where it matters less: one label hides in "
         "the sum, while what all labels have in common stays visible. That is why the model can be right more often "
@@ -312,11 +312,12 @@ def _sides(own: Evaluation) -> Table | None:
     """Return recall and precision of each class."""
     cells = [
         (name, own.side("recall", place), own.side("precision", place))
-        for place, name in enumerate(own.classes[:_MOST_CLASSES] if own.recall and own.precision else ())
+        for place, name in enumerate(own.classes[:_MOST_LISTED] if own.recall and own.precision else ())
     ]
-    return (
-        Table("By class, on rows set aside", ["class", "recall", "precision"], cells, numbers=(1, 2)) if cells else None
-    )
+    many = len(own.classes)
+    part = "" if many <= _MOST_LISTED else f"; the first {_MOST_LISTED} of {many:,} classes"
+    head = ["class", "recall", "precision"]
+    return Table(f"By class, on rows set aside{part}", head, cells, numbers=(1, 2)) if cells else None
 
 
 def confusion(own: Evaluation) -> Figure | None:
@@ -456,9 +457,13 @@ def expected(facts: Facts, grid: Sequence[float]) -> list[Series]:
 
 def columns_section(facts: Facts) -> Table | None:
     """Return how each public column was read; None for images, and for folders that do not say."""
-    head = ["column", "read as", "missing", "values", "note"]
     cells = column_cells(facts.story.columns)
-    return Table("How each public column was read", head, cells, numbers=(2, 3)) if cells else None
+    # An array has no gaps to count and nothing to note: a column without a single entry says nothing.
+    named = [("column", 0), ("read as", 1), ("missing", 2), ("values", 3), ("note", 4)]
+    kept = [(name, place) for name, place in named if any(line[place] for line in cells)]
+    rows = [[line[place] for _, place in kept] for line in cells]
+    numbers = [at for at, (_, place) in enumerate(kept) if place in (2, 3)]
+    return Table("How each public column was read", [name for name, _ in kept], rows, numbers) if cells else None
 
 
 # -- methods ---------------------------------------------------------------------------------------------------------
@@ -483,7 +488,9 @@ def methods_section(facts: Facts) -> dict[str, Any]:
     if facts.choice is None:
         return found
     ranking, alike, mine = facts.choice.ranking, facts.choice.alike, facts.story.method
-    known = [one for one in ranking if one.clean_labels > 0]
+    # Of responses that were released before, other methods cannot ask.
+    possible = [one for one in ranking if not facts.story.released or BY_KEY[one.recipe].released or one.recipe == mine]
+    known = sorted((one for one in possible if one.clean_labels > 0), key=lambda one: -one.clean_labels)
     values = [(one.recipe, one.clean_labels, count(one.clean_labels), one.recipe == mine) for one in known]
     rows, price = f"{facts.rows:,}", f"ε = {at_most(facts.story.epsilon, 4)}, δ = {at_most(facts.story.delta, 3)}"
     summary = f"As many of {rows} labels without noise would teach a linear model what each method learns at {price}."
@@ -495,7 +502,7 @@ def methods_section(facts: Facts) -> dict[str, Any]:
         )
         cells = [
             (one.recipe, "–" if one.accuracy is None else f"{one.accuracy:.1f}%", one.obstacle or one.evidence)
-            for one in ranking
+            for one in possible
         ]
         found["expected"] = Table(caption, ["method", "accuracy", "rests on"], cells, numbers=(1,))
     return found

@@ -172,7 +172,7 @@ def _analysts(database: Database, dataset: DataSet, grants: dict[str, Budget], s
         count, entry = asked.get(who, (0, None))
         rows.append([
             who,
-            "by the store alone" if grant is None else f"ε = {grant.epsilon:g}, δ = {delta:g}",
+            "no grant; has the store's key" if grant is None else f"ε = {grant.epsilon:g}, δ = {delta:g}",
             f"ε ≤ {at_most(epsilon)}" if epsilon else "nothing",
             f"{count:,}",
             _day(books[-1][0]) if books else "never",
@@ -194,7 +194,9 @@ def _people(access: Access) -> Table:
              f"revoked {_day(token.revoked)}" if token.revoked else f"expires {_day(token.expires)}"]
             for token in own
         ] or [[person.name, person.role, "none", "", ""]]  # fmt: skip
-    return Table("Tokens are known by their ids; none can be shown", ["who", "role", "token", "made", "state"], rows)
+    return Table(
+        "Tokens by their ids; a token itself cannot be shown again", ["who", "role", "token", "made", "state"], rows
+    )
 
 
 def _log(lines: Sequence[log.Line]) -> Table:

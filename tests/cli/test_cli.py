@@ -297,11 +297,13 @@ def test_demo_trains_compares_and_verifies(tmp_path):
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("group", [(), ("budget",), ("keys",)])
+@pytest.mark.parametrize("group", [(), ("budget",), ("keys",), ("access",), ("log",)])
 def test_a_group_alone_prints_its_help(group):
     run = labeldp(*group, check=0)
     assert run.stdout.startswith(" ".join(["Usage: labeldp", *group]))
     assert len(run.stdout.splitlines()) > 10
+    # What a command does is said in one line of 80 columns, and not cut short.
+    assert [line for line in run.stdout.splitlines()[1:] if line.endswith("...")] == []
     assert run.stderr == ""
 
 

@@ -73,7 +73,7 @@ def test_a_store_beside_the_table_is_charged_or_said_to_be_left_out(place, capsy
     """Seen at c29f87a: a store that lies there is passed over in silence."""
     created()
     assert train("t.csv", "model", "--drop", "id", "--quiet", epsilon="0.5") == 0
-    assert "charged to 't' in budgets.db beside the table" in capsys.readouterr().err
+    assert "the budget 't' in budgets.db beside the table pays for this run" in capsys.readouterr().err
     assert 0.4 < spent(capsys) <= 0.5
     assert privatized("t.csv", "out.csv", epsilon=0.4) == 0
     assert 0.8 < spent(capsys) <= 1.0

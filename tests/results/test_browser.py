@@ -1,5 +1,6 @@
 """The page in a real browser: light, dark and on a phone, whatever fonts there are."""
 
+import dataclasses
 import re
 from functools import cache
 
@@ -101,6 +102,21 @@ def test_the_measure_notices_what_is_too_wide(made, tmp_path):
     assert measured(narrow, 768, tmp_path)["spilt"] != []
     over = made.replace("<section ", '<section style="margin-top:-40px" ')
     assert measured(over, 768, tmp_path)["over"] != []
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_26_classes_and_columns_of_an_array_hold_too(tmp_path, width):
+    classes = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    made = result(classes=classes, method="rr+learner", test=None, rows=8000, evaluation=own(classes))
+    columns = [
+        {"name": f"x{place}", "read_as": "number", "missing": None, "distinct": None, "note": ""} for place in range(3)
+    ]
+    story = dataclasses.replace(made.story, columns=tuple(columns))
+    shown = page(gather(saved(tmp_path / "letters", dataclasses.replace(made, story=story))))
+    found = measured(shown, width, tmp_path)
+    assert (found["scroll"], found["wide"], found["spilt"], found["over"]) == (width, [], [], [])
+    for texts in found["texts"]:
+        assert overlapping(texts) == []
 
 
 def test_a_table_with_two_classes_and_its_curves_holds_too(tmp_path):

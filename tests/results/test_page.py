@@ -12,7 +12,7 @@ from labeldp.results.card import Story, belief_after, belief_below, headline
 from labeldp.results.evaluation import Evaluation, Measure
 from labeldp.results.facts import gather
 from labeldp.results.folder import ArtifactError
-from labeldp.results.report import against_epsilon, growth, methods_section, page, write_page
+from labeldp.results.report import against_epsilon, columns_section, growth, methods_section, page, write_page
 from tests import commands
 from tests.results.reporthelp import AUDIT, CURVES, audited, many_looks, result, saved
 
@@ -460,6 +460,55 @@ def test_methods_are_compared_for_the_rows_and_the_machine_that_the_model_was_ch
     assert (facts.rows, facts.width, facts.device) == (2700, 12, "cpu")
     assert facts.choice.reason == choose(2700, 2, 1.0, 0.0, feature_dim=12, modality="table", device="cpu").reason
     assert "for a machine without a GPU" in Reader(page(facts)).text
+
+
+def test_a_model_of_released_responses_is_compared_with_what_could_learn_from_them(tmp_path):
+    made = result(method="rr+learner", test=None)
+    story = dataclasses.replace(made.story, released="ab" * 32)
+    text = page(gather(saved(tmp_path / "model", dataclasses.replace(made, story=story))))
+    read = Reader(text)
+    assert "Trained on 3,000 private responses of visits.csv" in read.text
+    assert "trains again on the same responses, at no further cost" in read.text
+    assert "forward: " in text
+    assert "one_shot: " not in text
+
+
+def test_columns_say_only_what_is_known_of_them(tmp_path):
+    """An array has neither gaps nor notes: on a phone such a table would be a list of names of nothing."""
+    made = result()
+    known = [
+        {"name": "x0", "read_as": "number", "missing": None, "distinct": None, "note": ""},
+        {"name": "x1", "read_as": "number", "missing": None, "distinct": None, "note": ""},
+    ]
+    for name, columns, shown in (
+        ("array", known, ["column", "read as"]),
+        ("table", [*known, {**known[0], "missing": 0.25}], ["column", "read as", "missing"]),
+    ):
+        story = dataclasses.replace(made.story, columns=tuple(columns))
+        table = columns_section(gather(saved(tmp_path / name, dataclasses.replace(made, story=story))))
+        assert table is not None
+        assert list(table.head) == shown
+        assert [len(line) for line in table.rows] == [len(shown)] * len(columns)
+        assert list(table.numbers) == [2] * (len(shown) - 2)
+
+
+def test_no_class_is_left_out_without_a_word(tmp_path):
+    """Of 26 classes the last two were missing; of more than can be listed it is said how many."""
+    for many, said in ((26, "By class, on rows set aside"), (120, "the first 100 of 120 classes")):
+        names = [f"class-{number}" for number in range(many)]
+        sides = [{"value": 0.8, "margin": 0.1}] * many
+        aside = own() | {
+            "classes": names,
+            "recall": sides,
+            "precision": sides,
+            "roc": [],
+            "confusion": [[1.0] * many] * many,
+        }
+        made = result(test=None, classes=tuple(names), evaluation=aside)
+        text = page(gather(saved(tmp_path / f"of-{many}", made)))
+        assert said in Reader(text).text
+        assert text.count('scope="row" data-name="class">') == min(many, 100)
+        assert ("<title>Confusion matrix</title>" in text) == (many == 26)
 
 
 def test_the_card_begins_with_how_good_how_private_and_how_to_check(tmp_path):
