@@ -91,6 +91,7 @@ def audit_folder(
     *,
     canaries: int | None = None,
     delimiter: str | None = None,
+    encoder: Any = None,
     device: str = "cpu",
     confidence: float = 0.999,
     seed: int | None = None,
@@ -106,6 +107,7 @@ def audit_folder(
         canaries: how many rows a coin decides; all when None, 100,000 at most. The others get the labels that the model
             predicts.
         delimiter: of a CSV file.
+        encoder: the one that the model reads images by, if it does.
         confidence: an honest recipe is accused with probability at most one minus this.
         seed: of the coins; never of noise.
         noise: makes the noise of each run: for tests of the audit, which plant bugs in it.
@@ -125,7 +127,7 @@ def audit_folder(
             f"{str(folder)!r} was learnt from responses that were released before, and queried no label; audit those, "
             f"where the labels are: labeldp audit {result.story.data} --labels TABLE"
         )
-    model = rebuilt(result, device)
+    model = rebuilt(result, device, encoder=encoder)
     report(f"Reading the features of {result.story.rows:,} rows.")
     features = _features(result, model, table, delimiter)
     certificate, story = result.certificate, result.story
@@ -282,16 +284,20 @@ def _features(result: Result, model: Model, table: Path | str | None, delimiter:
     """Return the rows that the folder was trained on, without their labels."""
     from labeldp.data.door import NAMES, read
     from labeldp.data.files import adult_path
+    from labeldp.data.own_images import images_like
     from labeldp.data.request import TableError
     from labeldp.data.stored import read_like
 
     run = next(iter(result.run.values()))
     given = str(Path(str(run.get("table", ""))).expanduser()) if table is None else str(table)
     name = given if given in NAMES and not Path(given).exists() else None
-    if model.columns is None:
+    if model.images is not None:
+        folders = None if model.images.column else result.story.classes
+        found: Any = images_like(given, model.images, delimiter=run.get("delimiter"), classes=folders)[0]
+    elif model.columns is None:
         if name is None or name == "adult":
             raise TableError(f"the folder was trained on images, and {given!r} has none; name a data set by --table")
-        found: Any = read(name).features
+        found = read(name).features
     else:
         path = adult_path() if name == "adult" else Path(given)
         if not path.exists():

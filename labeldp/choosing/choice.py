@@ -98,6 +98,7 @@ def choose(
     device: str = "cpu",
     rows_per_user: int | None = None,
     hours: float = 4.0,
+    network: bool = True,
 ) -> Choice:
     """Return the recipe that is expected to do best, from public numbers alone.
 
@@ -115,6 +116,7 @@ def choose(
         device: "cpu" or "cuda".
         rows_per_user: where all labels of one user are protected together, the most rows one of them has.
         hours: recipes that would train for longer are not chosen.
+        network: whether a network that takes the inputs is at hand; without, what trains one is not chosen.
 
     >>> choose(60_000, 10, epsilon=0.05, feature_dim=784).recipe
     'one_shot+linear'
@@ -151,18 +153,20 @@ def choose(
     elif cap > 1:
         found = _for_users(case, epsilon, cap, notes)
     else:
-        found = _for_classes(case, epsilon, device, hours, notes)
+        found = _for_classes(case, epsilon, device, hours, network, notes)
     asked = {
         "num_rows": num_rows, "num_classes": num_classes, "epsilon": epsilon, "delta": delta,
         "feature_dim": feature_dim, "modality": modality, "device": device, "rows_per_user": cap if cap > 1 else None,
-        "hours": hours,
+        "hours": hours, **({} if network else {"network": False}),
     }  # fmt: skip
     return replace(found, problem=asked)
 
 
-def _for_classes(case: Case, epsilon: float, device: str, hours: float, notes: tuple[str, ...]) -> Choice:
+def _for_classes(
+    case: Case, epsilon: float, device: str, hours: float, network: bool, notes: tuple[str, ...]
+) -> Choice:
     """Choose the recipe that the ranking has first, and name the best one that something stands in the way of."""
-    ranking, alike = rank(case, epsilon, device, hours)
+    ranking, alike = rank(case, epsilon, device, hours, network)
     best, recipe = ranking[0], BY_KEY[ranking[0].recipe]
     cross = crossing(case.num_rows, case.num_classes, case.delta, case.width) if case.delta > 0 else None
     moment, responses = _worths(case, epsilon)

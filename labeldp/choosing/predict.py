@@ -21,6 +21,7 @@ from labeldp.recipes.catalogue import BY_KEY, ON_TABLES, RANKED, Recipe
 from labeldp.recipes.worth import Case
 
 NEEDS_DELTA = "needs delta > 0"
+NEEDS_NETWORK = "trains a network, and none is at hand"
 _TEXT_IS = {"text": "embeddings"}
 
 
@@ -48,7 +49,9 @@ class Ranked:
     obstacle: str = ""
 
 
-def rank(case: Case, epsilon: float, device: str, hours: float) -> tuple[tuple[Ranked, ...], tuple[str, ...]]:
+def rank(
+    case: Case, epsilon: float, device: str, hours: float, network: bool = True
+) -> tuple[tuple[Ranked, ...], tuple[str, ...]]:
     """Return all ranked recipes, best first, and the names of the data sets they were compared on.
 
     The order is by the largest loss to the best recipe over the data sets most like this one: a choice that is never
@@ -58,11 +61,11 @@ def rank(case: Case, epsilon: float, device: str, hours: float) -> tuple[tuple[R
     """
     found = references(case, device)
     if not found:
-        return _by_worth(case, epsilon, device, hours), ()
-    ranked = _by_results(case, epsilon, device, hours, found)
+        return _by_worth(case, epsilon, device, hours, network), ()
+    ranked = _by_results(case, epsilon, device, hours, network, found)
     if all(one.obstacle for one in ranked):
         # Nothing is quick enough: what is best then, is best to know.
-        ranked = _by_results(case, epsilon, device, math.inf, found)
+        ranked = _by_results(case, epsilon, device, math.inf, network, found)
     order = sorted(ranked, key=lambda one: (bool(one.obstacle), one.regret, -(one.accuracy or 0.0)))
     # The recipes are listed from simple to intricate. Being simple is never worth as much as a point.
     least = order[0].regret or 0.0
@@ -267,10 +270,13 @@ _CPU_SLOWER = 1000.0
 _OF_FORMULA = 0.25
 
 
-def _by_results(case: Case, epsilon: float, device: str, hours: float, found: Sequence[Reference]) -> list[Ranked]:
+def _by_results(
+    case: Case, epsilon: float, device: str, hours: float, network: bool, found: Sequence[Reference]
+) -> list[Ranked]:
     """Return every recipe with what it is expected to reach on these data sets, in the catalogue's order."""
     times = [_seconds(recipe, case, device, found) for recipe in RANKED]
-    obstacles = [_obstacle(recipe, case, time, hours) for recipe, (time, _) in zip(RANKED, times, strict=True)]
+    both = zip(RANKED, times, strict=True)
+    obstacles = [_obstacle(recipe, case, time, hours, network) for recipe, (time, _) in both]
     compared = []
     for reference in found:
         column = [expected(recipe, case, epsilon, reference) for recipe in RANKED]
@@ -296,7 +302,7 @@ def _by_results(case: Case, epsilon: float, device: str, hours: float, found: Se
     return ranked
 
 
-def _by_worth(case: Case, epsilon: float, device: str, hours: float) -> tuple[Ranked, ...]:
+def _by_worth(case: Case, epsilon: float, device: str, hours: float, network: bool) -> tuple[Ranked, ...]:
     """Return every recipe, most clean labels first, less what formulas overrate; the simpler one of two alike.
 
     On tables the first is the one that was measured to lead on such ones, where there is one.
@@ -308,7 +314,7 @@ def _by_worth(case: Case, epsilon: float, device: str, hours: float) -> tuple[Ra
             # Rough time on one core, where it was measured.
             start, per_row = recipe.table_seconds
             seconds = start + per_row * case.num_rows
-        obstacle = _obstacle(recipe, case, seconds, hours)
+        obstacle = _obstacle(recipe, case, seconds, hours, network)
         ranked.append(Ranked(recipe.key, _worth(recipe, case, epsilon), seconds=seconds, obstacle=obstacle))
     worth = {r.recipe: r.clean_labels * (1.0 if BY_KEY[r.recipe].learner == "head" else _OF_FORMULA) for r in ranked}
     leading = [one for one in ranked if (leads := BY_KEY[one.recipe].leads) is not None and leads(case, epsilon)]
@@ -321,12 +327,14 @@ def _by_worth(case: Case, epsilon: float, device: str, hours: float) -> tuple[Ra
     return (first, *rest)
 
 
-def _obstacle(recipe: Recipe, case: Case, seconds: float | None, hours: float) -> str:
+def _obstacle(recipe: Recipe, case: Case, seconds: float | None, hours: float, network: bool) -> str:
     """Return what stands in the way, in words; empty where nothing does."""
     if recipe.needs_delta and case.delta == 0:
         return NEEDS_DELTA
     if recipe.unfit == case.modality:
         return f"was behind simpler recipes on data of the kind {case.modality}"
+    if recipe.network and not network:
+        return NEEDS_NETWORK
     if seconds is None or seconds <= 3600 * hours:
         return ""
     return f"trains too long: some {seconds / 3600:.0f} hours"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from labeldp.cli.options import Delimiter, OptionError, check_device, refuse_idle
+from labeldp.cli.options import Delimiter, OptionError, check_device, loaded_encoder, refuse_idle, with_encoder
 
 
 @click.command()
@@ -26,6 +26,7 @@ from labeldp.cli.options import Delimiter, OptionError, check_device, refuse_idl
 @click.option("--candidates", type=click.IntRange(2), help="With --labels: classes a guess is among.  [default: 2]")
 @click.option("--delimiter", type=Delimiter(), metavar="TEXT", help="Of a CSV file: the folder's table, or the "
               "original.  [default: a comma; a tab for .tsv]")  # fmt: skip
+@with_encoder
 @click.option("--device", help="With a folder: where to compute, cpu or cuda.  [default: cpu]")
 @click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.999,
               show_default=True, help="Honest mechanisms are accused with at most one minus this chance.")  # fmt: skip
@@ -41,6 +42,7 @@ def audit(
     rows: int | None,
     candidates: int | None,
     delimiter: str | None,
+    encoder: Path | None,
     device: str | None,
     confidence: float,
     show_list: bool,
@@ -86,12 +88,13 @@ def audit(
         check_device(device)
         tell = partial(click.echo, err=True) if sys.stderr.isatty() and not as_json else lambda _: None
         audited = audit_folder(
-            private, table, canaries=rows, delimiter=delimiter, device=device, confidence=confidence, report=tell
-        )
+            private, table, canaries=rows, delimiter=delimiter, encoder=loaded_encoder(encoder), device=device,
+            confidence=confidence, report=tell,
+        )  # fmt: skip
         found, printed = audited.result, audited.to_json()
         verdict = f"{audited.verdict}\nKept in {keep_audit(audited, private)}; see it with: labeldp report {private}"
     elif private is not None:
-        refuse_idle("a file", epsilon=epsilon, delta=delta, rows=rows, table=table, device=device)
+        refuse_idle("a file", epsilon=epsilon, delta=delta, rows=rows, table=table, device=device, encoder=encoder)
         from labeldp.audit.responses import audit_table
 
         if original is None:
@@ -103,7 +106,7 @@ def audit(
         printed, verdict = found.to_json(), found.verdict
     else:
         given = {"labels": original, "candidates": candidates, "delimiter": delimiter, "table": table}
-        refuse_idle("--recipe", **given, device=device)
+        refuse_idle("--recipe", **given, device=device, encoder=encoder)
         from labeldp.audit.selftest import self_test
 
         if epsilon is None:

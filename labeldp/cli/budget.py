@@ -13,7 +13,7 @@ import click
 
 from labeldp.budgets.keys import shown_address
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import EPSILON, Names, OptionError, check_range, declared, with_delimiter
+from labeldp.cli.options import EPSILON, Names, OptionError, check_range, declared, refuse_idle, with_delimiter
 
 if TYPE_CHECKING:
     from labeldp.budgets.store import Account, BudgetStore
@@ -50,7 +50,7 @@ def budget() -> None:
 @budget.command()
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--name", required=True, help="A name for the data set.")
-@click.option("--label", required=True, help="The secret column.")
+@click.option("--label", help="The secret column. A folder that has a folder of images for each class needs none.")
 @click.option("--classes", type=Names(), help="All classes the label can take, comma-separated.")
 @click.option("--range", "bounds", type=float, nargs=2, metavar="LOW HIGH", help="For labels that are numbers: the "
               "smallest and the largest value, as in labeldp train --task regression.")  # fmt: skip
@@ -67,7 +67,7 @@ def budget() -> None:
 def create(
     table: Path,
     name: str,
-    label: str,
+    label: str | None,
     classes: tuple[str, ...] | None,
     bounds: tuple[float, float] | None,
     epsilon: float,
@@ -90,11 +90,18 @@ def create(
     from labeldp.budgets.calibrate import check_delta, usual_delta
     from labeldp.core.ledger import Budget
     from labeldp.data.door import read_ids, seal_column
+    from labeldp.data.own_images import is_folder_of_classes, seal_folders
 
     store_of = store_class()
     # Before anything is read: what is no budget is refused at once.
     Budget(epsilon, delta or 0.0)
-    if bounds is None:
+    if is_folder_of_classes(table, label):
+        idle = {"range": bounds, "users": users, "id": id_column, "delimiter": delimiter}
+        refuse_idle("a folder that has a folder of images for each class", **idle)
+        vault = seal_folders(table, declared(classes))
+    elif label is None:
+        raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
+    elif bounds is None:
         vault = seal_column(table, label, declared(classes), users=users, delimiter=delimiter)
     else:
         if classes or users:
@@ -237,8 +244,8 @@ def account_of(
     return None if store is None else store.account(vault, note=note)
 
 
-def _check_id(id_column: str | None, label: str) -> None:
-    if id_column == label:
+def _check_id(id_column: str | None, label: str | None) -> None:
+    if id_column is not None and id_column == label:
         raise OptionError(f"--id names {label!r}, which is the label and secret; name a column that is public")
 
 

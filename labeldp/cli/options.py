@@ -135,6 +135,38 @@ def with_columns(command: Any) -> Any:
     return click.option("--drop", type=Names(), help="Columns to leave out, comma-separated.")(gathered)
 
 
+def with_images(command: Any) -> Any:
+    """Add the options that say how images are read."""
+    image = click.option("--image", metavar="COLUMN", help="The column that has the images, or the names of their "
+                         "files, beginning where TABLE is. No other column is then a feature.")  # fmt: skip
+    side = click.option("--side", type=click.IntRange(1), metavar="PIXELS", help="Stretch every image to so many "
+                        "pixels a side.  [default: as they are, where all are of one size]")  # fmt: skip
+    return image(side(command))
+
+
+def with_encoder(command: Any) -> Any:
+    """Add the option that names the network by which images become features."""
+    return click.option("--encoder", type=click.Path(path_type=Path), metavar="FILE", help="A file of the weights of a "
+                        "network that makes features of images: a ResNet or vision transformer as torchvision, timm "
+                        "and DINO save them, or TorchScript.  [default: patches]")(command)  # fmt: skip
+
+
+def loaded_encoder(path: Path | None) -> Any:
+    """Return the encoder in a file, if one is named, or say what is wrong with it."""
+    if path is None:
+        return None
+    needed_training()
+    from labeldp.features.encoders import load_encoder
+
+    try:
+        return load_encoder(path)
+    except OSError as error:
+        raise OptionError(f"--encoder {str(path)!r} cannot be read ({error.strerror}); name another file") from None
+    except (ValueError, RuntimeError) as error:
+        why = str(error).splitlines()[0][:200]
+        raise OptionError(f"--encoder {str(path)!r} is no network that can be used here: {why}") from None
+
+
 def takes_config(command: click.Command) -> None:
     """Give the command, or every command of a group, `--config FILE`; what is on the command line goes before it."""
     if isinstance(command, click.Group):

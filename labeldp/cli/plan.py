@@ -89,8 +89,14 @@ def plan(
     found = None
     if table is not None:
         from labeldp.data.door import read_columns
+        from labeldp.data.own_images import is_folder_of_classes
         from labeldp.recipes.holdout import rows_set_aside
 
+        if is_folder_of_classes(table, label):
+            raise OptionError(
+                "for a folder of images, give --rows, how many there are, and --features, the numbers of one, in place "
+                "of it: for example --rows 2000 --features 4096 for 64 × 64 grey ones"
+            )
         if label is None:
             raise OptionError("--label is missing: name the secret column, so that it is left out of what is looked at")
         if rows is not None:
@@ -114,6 +120,8 @@ def plan(
         rows, many, epsilon, usual_delta(rows if found is None else len(found.features)) if delta is None else delta,
         feature_dim=features, modality=modality or ("images" if table is None else "table"), device=device,
         rows_per_user=rows_per_user, hours=hours,
+        # What labeldp train has for images without a GPU are heads on their features.
+        network=device != "cpu" or (modality or ("images" if table is None else "table")) != "images",
     )  # fmt: skip
     if as_json:
         read = {} if found is None else {"columns": [one.to_json() for one in found.readings]}

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,17 @@ import click
 
 from labeldp.atomic import replacing
 from labeldp.cli.keys import put_signature, signing_key, with_signature
-from labeldp.cli.options import Names, OptionError, check_device, option_values, table_file, with_delimiter
+from labeldp.cli.options import (
+    Names,
+    OptionError,
+    check_device,
+    loaded_encoder,
+    option_values,
+    refuse_idle,
+    table_file,
+    with_delimiter,
+    with_encoder,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +41,9 @@ _FORMULA, _NUMBER = "^[=+\\-@\t\r\n＝＋－＠]", r"^[+\-]?(\d+\.?\d*|\.\d+)([e
               "standard output]")  # fmt: skip
 @click.option("--probabilities", is_flag=True, help="Also write the probability of each class. Numbers have no "
               "probabilities.")  # fmt: skip
+@click.option("--image", metavar="COLUMN", help="The column of TABLE that has the images, or the names of "
+              "their files.  [default: as it was called in training]")  # fmt: skip
+@with_encoder
 @click.option("--keep", type=Names(), help="Columns of TABLE to copy to the output, such as an id, comma-separated.")
 @with_delimiter
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
@@ -45,6 +59,8 @@ def predict(
     table: str | None,
     out: Path | None,
     probabilities: bool,
+    image: str | None,
+    encoder: Path | None,
     keep: tuple[str, ...] | None,
     delimiter: str | None,
     device: str,
@@ -56,11 +72,13 @@ def predict(
     """Predict the labels of a table with a trained model.
 
     FOLDER is what labeldp train wrote. TABLE needs the columns that the model was trained on, in any order, and may
-    have others; - is standard input. For a model of images, give the name of a data set, whose test part is predicted.
-    Predicting costs no privacy, however often you do it.
+    have others; - is standard input. For a model of images, TABLE is one image, a folder of them, a table with a column
+    of them, or the name of a data set, whose test part is predicted. Predicting costs no privacy, however often you do
+    it.
 
     \b
     labeldp predict model new.csv --out predictions.csv --keep id --probabilities
+    labeldp predict model new_photos --out predictions.csv
     """
     if folder is None or table is None:
         raise OptionError("give a folder that labeldp train wrote and a table, as in: labeldp predict model new.csv")
@@ -81,7 +99,7 @@ def predict(
     signer = None if sign is None else signing_key(sign, out)
     check_device(device)
     with table_file(table) as path:
-        found = _predictions(folder, path, keep or (), delimiter, probabilities, device)
+        found = _predictions(folder, path, keep or (), delimiter, probabilities, device, image, encoder)
     if not raw_text and (out is None or out.suffix.lower() == ".csv"):
         found = for_spreadsheets(found)
     if out is None:
@@ -106,27 +124,43 @@ def predict(
 
 
 def _predictions(
-    folder: Path, table: str, keep: Sequence[str], delimiter: str | None, probabilities: bool, device: str
+    folder: Path,
+    table: str,
+    keep: Sequence[str],
+    delimiter: str | None,
+    probabilities: bool,
+    device: str,
+    image: str | None = None,
+    encoder: Path | None = None,
 ) -> pa.Table:
     """Return what the model of a folder predicts for the rows of a table, or for the test part of a data set of images.
 
-    Columns to `keep` come in front; `probabilities` adds one column for each class.
+    Columns to `keep` come in front, and names of files; `probabilities` adds one column for each class.
     """
     import numpy as np
     import pyarrow as pa
 
     from labeldp.data.door import NAMES, read
+    from labeldp.data.own_images import images_like
     from labeldp.data.stored import read_like
     from labeldp.results.folder import ArtifactError
     from labeldp.results.model import load
 
-    model = load(folder, device)
+    model = load(folder, device, loaded_encoder(encoder))
+    if model.images is None:
+        refuse_idle("a model that was not trained on images in files", image=image)
+    if model.columns is not None:
+        refuse_idle("a model of a table", encoder=encoder)
     if probabilities and not model.classes:
         raise ArtifactError("the model predicts a number, which has no probabilities; leave out --probabilities")
     try:
-        if model.columns is not None:
+        if model.images is not None:
+            form = model.images if image is None else replace(model.images, column=image)
+            inputs, copied = images_like(Path(table), form, delimiter=delimiter, keep=keep)
+            columns: dict[str, Any] = {name: copied.column(name) for name in copied.column_names}
+        elif model.columns is not None:
             inputs, copied = read_like(Path(table), model.columns, delimiter, tuple(keep))
-            columns: dict[str, Any] = {name: copied.column(name) for name in keep}
+            columns = {name: copied.column(name) for name in keep}
         elif table in NAMES and not keep:
             opened = read(table).test
             inputs, columns = None if opened is None else opened.features, {}

@@ -28,6 +28,7 @@ from labeldp.cli.options import (
     check_range,
     declared,
     listing,
+    loaded_encoder,
     needed_training,
     option_values,
     refuse_idle,
@@ -35,6 +36,8 @@ from labeldp.cli.options import (
     table_file,
     with_columns,
     with_delimiter,
+    with_encoder,
+    with_images,
     with_rows,
 )
 from labeldp.cli.progress import of_training
@@ -93,6 +96,8 @@ def with_vault(command: Any) -> Any:
 @click.option("--class-weight", type=Names(), metavar="CLASS=WEIGHT,...", help="How much each class counts. "
               "Declare this from what you know.  [default: 1]")  # fmt: skip
 @with_columns
+@with_images
+@with_encoder
 @with_rows
 @with_delimiter
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda.")
@@ -125,6 +130,9 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     certificate: Path | None,
     class_weight: tuple[str, ...] | None,
     columns: dict[str, Any],
+    image: str | None,
+    side: int | None,
+    encoder: Path | None,
     user: str | None,
     id_column: str | None,
     delimiter: str | None,
@@ -146,6 +154,9 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     Parquet files, or the name of a data set: adult, or images found through LABELDP_DATA (mnist, fashion_mnist, kmnist,
     cifar10, cifar100, cinic10). Every column except the label is a public feature. Missing cells are allowed.
 
+    Your own images: TABLE is a folder that has a folder of images for each class, whose names are --classes; or a table
+    with an --image column, which holds the images or the names of their files.
+
     TABLE can also be a file that labeldp privatize wrote, with its certificate beside it. The model then learns from
     the private responses, no option but --out is needed, and no further privacy is spent.
 
@@ -153,6 +164,8 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     labeldp train patients.csv --label diagnosis --classes none,mild,severe --epsilon 1 --out model
     labeldp train flats.csv --label rent --task regression --range 0 3000 --epsilon 1 --out model
     labeldp train private.parquet --out model
+    labeldp train photos --classes cat,dog --side 64 --epsilon 1 --out model
+    labeldp train photos.csv --image file --label kind --classes cat,dog --epsilon 1 --out model
     labeldp train features.parquet --vault grpc+tls://labels.example.org:8815 --id patient_id --epsilon 1 --out model
     labeldp predict model new.csv --out predictions.csv
     labeldp verify model
@@ -173,16 +186,18 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     if out is None:
         raise OptionError("--out is missing: name the folder to write, for example --out model")
     how: dict[str, Any] = {"users": user, "ids": id_column, "test": test, "delimiter": delimiter, **columns}
+    how |= {"image": image, "side": side}
+    for_images = {"image": image, "side": side, "encoder": encoder}
     data: PrivateData | None = None
     if note is not None:
         refuse_idle("responses that were released before", range=bounds, delta=delta, delimiter=delimiter, store=store,
-                    key=key)  # fmt: skip
+                    key=key, **for_images)  # fmt: skip
         data = _released(table, note, task, {"label": label, "classes": classes, "epsilon": epsilon}, how)
         epsilon = data.vault.certificate().epsilon
     assert epsilon is not None
     idle = {"label": label, "classes": classes, "range": bounds, "user": user, "store": store, "key": key}
     if vault is not None:
-        refuse_idle("labels behind a service (--vault)", certificate=certificate, **idle)
+        refuse_idle("labels behind a service (--vault)", certificate=certificate, **idle, **for_images)
         data, delta = _behind(vault, table, token, dataset, root_certs, how, delta)
         task, bounds = TASKS[data.bounds is not None], data.bounds
     else:
@@ -192,7 +207,8 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     team, device = ctx.with_resource(_in_step(device, table))
     begun, stopped = time.perf_counter(), partial(click.echo, err=True)
     read = partial(_data, label=label, classes=classes, bounds=bounds, how=how, known=data)
-    given = {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout}
+    given: dict[str, Any] = {"delta": delta, "method": method, "device": device, "seed": seed, "holdout": holdout}
+    given["encoder"] = loaded_encoder(encoder)
     if team is not None and not team.first:
         # This rank does its share of what the first one trains: it charges no store, writes nothing and prints nothing.
         data = _shared(team, partial(read, table))
@@ -274,6 +290,8 @@ def _could(table: str, data: PrivateData, released: bool, briefly: bool) -> str:
     """Return what a dry run says."""
     what, use = ("response", "learnt from") if released else ("label", "trained on")
     said = f"{table}: {counted(len(data), what)} can be {use}; nothing was spent and nothing was written."
+    if data.images is not None and not briefly:
+        return f"{said}\nFeatures: images of {data.images}. {data.note}".rstrip()
     return f"{said}\n{listing(data.readings, data.note)}" if data.readings and not briefly else said
 
 
@@ -321,6 +339,7 @@ def _data(
     What is `known` was read before.
     """
     from labeldp.data.door import NAMES, read
+    from labeldp.data.own_images import is_folder_of_classes
 
     if known is not None:
         return known
@@ -334,6 +353,10 @@ def _data(
         if bounds is not None:
             raise OptionError(f"the labels of the data set {table!r} are classes; leave out --task and --range")
         return read(table)
+    if is_folder_of_classes(table, label):
+        if bounds is not None:
+            raise OptionError("--range is for labels that are numbers; the folders of images in TABLE are classes")
+        return read(table, None, _two(classes), report=report, **how)
     if not Path(table).exists() and not Path(table).suffix:
         raise OptionError(
             f"there is no file {table!r}, and no data set of that name; the data sets are {', '.join(NAMES)}"
@@ -342,13 +365,18 @@ def _data(
         raise OptionError("--label is missing: name the secret column, for example --label diagnosis")
     if bounds is not None:
         return read(table, label, bounds=bounds, report=report, **how)
-    classes = tuple(declared(classes))
-    if len(classes) < 2:
+    return read(table, label, _two(classes), report=report, **how)
+
+
+def _two(classes: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the declared classes, of which there have to be two."""
+    found = tuple(declared(classes))
+    if len(found) < 2:
         raise OptionError(
-            f"--classes names only {', '.join(classes)!r}; list every class, separated by commas, for example "
+            f"--classes names only {', '.join(found)!r}; list every class, separated by commas, for example "
             "--classes no,yes"
         )
-    return read(table, label, classes, report=report, **how)
+    return found
 
 
 def _rows_read(report: Report | None, begun: float) -> Callable[[int], None] | None:
@@ -413,7 +441,9 @@ def _released(table: str, note: Path, task: str, given: Mapping[str, Any], how: 
         raise OptionError(f"{table}: {unsigned[0]}")
     named = None if note == certificate_path(table) else note
     data = read_released(
-        table, certificate=named, **{name: how[name] for name in how if name not in ("users", "delimiter")}
+        table,
+        certificate=named,
+        **{name: how[name] for name in how if name not in ("users", "delimiter", "image", "side")},
     )
     claim: Any = data.vault.certificate()
     users = (claim.release or {}).get("users", {}).get("column")
@@ -477,6 +507,8 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
         lines = [f"{done} secret labels in {seconds:.0f} s, {spent}."]
     lines.append(promise(certificate))
     lines += summary(data.readings, data.note) if data.readings else []
+    if data.images is not None:
+        lines.append(f"Features: images of {data.images}. {data.note}".rstrip())
     if own:
         found = own.words("accuracy", "auc", "r2", "mean_absolute_error")
         lines.append(f"Measured on {counted(own.rows, 'row')} that were set aside, at no further cost: {found}.")

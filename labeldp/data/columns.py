@@ -131,9 +131,8 @@ def open_table(path: Path, delimiter: str | None = None, argument: str = "") -> 
         if found is not None and delimiter is None:
             return found
         raise TableError(
-            f"{where} is a folder without Parquet files; give one with them, or one Parquet or CSV file. Images "
-            "are given by the name of a data set, or in Python as an array (n, channels, height, width) to "
-            "LabelDPClassifier"
+            f"{where} is a folder without Parquet files; give one with them, or one Parquet or CSV file. If it has a "
+            "folder of images for each class, leave out --label"
         )
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(path), re.I):
         raise TableError(f"{where} is an address; download the file first, and give its path")

@@ -7,6 +7,7 @@
     seal_numbers   numbers in memory
     read_columns   the public columns alone, and how each is read; no label
     read_open      a public table to measure with: its labels are `OpenLabels`, which no vault and no estimator takes
+    open_column    the labels of such a table
 
 Outside of `labeldp.data`, `labeldp.core` and `labeldp.mechanisms` no training label is ever open. No message quotes a
 label: errors give counts.
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,9 @@ from labeldp.mechanisms.users import UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
 from labeldp.releases import NoisyLabels
 
+if TYPE_CHECKING:
+    from labeldp.data.own_images import ImageFormat
+
 # Data sets that `read` knows by name.
 NAMES = ("adult", "mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "cinic10")
 # Numbers between declared bounds are rounded to so many levels.
@@ -71,6 +75,7 @@ class PrivateData:
         ids: of the rows, as texts, where a column of them was named.
         readings: how each public column was read, those that were set aside included.
         note: what else is to be known of how the file was read; empty where nothing is.
+        images: how images were read from files; None for tables and named data sets.
     """
 
     name: str
@@ -84,6 +89,7 @@ class PrivateData:
     ids: tuple[str, ...] | None = field(default=None, repr=False)
     readings: tuple[Reading, ...] = ()
     note: str = ""
+    images: ImageFormat | None = None
 
     def __len__(self) -> int:
         return len(self.vault)
@@ -123,6 +129,8 @@ def read(
     category: Sequence[str] = (),
     text: Sequence[str] = (),
     date: Sequence[str] = (),
+    image: str | None = None,
+    side: int | None = None,
     delimiter: str | None = None,
     test: Path | str | None = None,
     rng: SecureRandom | None = None,
@@ -134,7 +142,8 @@ def read(
     other cell and whose messages quote none. A Parquet file is read column by column.
 
     Args:
-        table: a Parquet or CSV file; or the name of a data set (NAMES), which knows its label and classes itself.
+        table: a Parquet or CSV file; or the name of a data set (NAMES), which knows its label and classes itself; or
+            without a label, a folder with one folder of images for each class (`labeldp.data.read_images`).
         label: the secret column.
         classes: all values that a label can have. Declared, never read off the data: which occur is private.
         bounds: instead of classes, the range of a label that is a number.
@@ -142,6 +151,7 @@ def read(
         ids: a public column by which rows are known again, in a test table and in a budget store; it is no feature.
         drop: columns that are not features.
         number, category, text, date: columns to be read as these, whatever their cells look like.
+        image: a column of images, which alone are then the features; see `read_images`, also for `side`.
         delimiter: of CSV files; when None, a tab for `.tsv` and a comma otherwise, or what the header is divided by.
         test: a table like the first whose labels are public. Rows that are trained on are left out of it, and a table
             made of them is refused; see `labeldp.data.open_rows`.
@@ -158,11 +168,20 @@ def read(
     >>> data, data.vault, data.features.column_names
     (PrivateData('t.csv', 2 rows, labels sealed), LabelVault(2 labels, num_classes=2, budget=None), ['age'])
     """
+    path, kinds = Path(table), {"number": number, "category": category, "text": text, "date": date}
+    if image is not None or (label is None and path.is_dir()):
+        from labeldp.data.own_images import read_images
+
+        idle = [name for name, names in {"drop": drop, **kinds}.items() if names]
+        if idle:
+            raise TableError(f"{' and '.join(idle)} mean nothing with images, which alone are the features")
+        own: dict[str, Any] = {"image": image, "side": side, "bounds": bounds, "users": users, "ids": ids}
+        return read_images(path, label, classes, **own, delimiter=delimiter, test=test, rng=rng, report=report)
+    if side is not None:
+        raise TableError(f"side={side} is for images; name their column as well (image)")
     if label is None:
         return _named(str(table), rng)
-    path = Path(table)
     _check_declared(classes, bounds)
-    kinds = {"number": number, "category": category, "text": text, "date": date}
     seal = partial(seal_column, path, label, classes, bounds=bounds, users=users, delimiter=delimiter, rng=rng)
     return beside(
         path, label, classes, seal, bounds,
@@ -354,8 +373,12 @@ def read_open(
 ) -> OpenRows:
     """Read a table like the one trained on, whose labels are public: numbers where there are no classes."""
     features, _ = read_like(path, columns, delimiter)
-    given = _class_column(path, label, classes, delimiter) if classes else _number_column(path, label, delimiter)
-    return OpenRows(features, OpenLabels(given))
+    return OpenRows(features, OpenLabels(open_column(path, label, classes, delimiter)))
+
+
+def open_column(path: Path, label: str, classes: Sequence[str], delimiter: str | None = None) -> npt.NDArray[Any]:
+    """Return the labels of a public table: numbers of the classes, or numbers where there are none."""
+    return _class_column(path, label, classes, delimiter) if classes else _number_column(path, label, delimiter)
 
 
 @refusing

@@ -135,7 +135,8 @@ def kind_of(name: str, kind: pa.DataType) -> str:
         return "vector"
     if types.is_binary(plain) or types.is_large_binary(plain):
         raise TableError(
-            f"column {name!r} is not UTF-8 text; save the file as UTF-8, or leave the column out with --drop"
+            f"column {name!r} is not UTF-8 text; save the file as UTF-8, learn from the column with --image {name} if "
+            "it holds images, or leave it out with --drop"
         )
     raise TableError(
         f"column {name!r} holds {kind}, which no model reads; give numbers, text, dates or true/false, or leave it out "
@@ -326,8 +327,8 @@ def _read_text(name: str, values: Any, wanted: str | None) -> Reading:
             return parsed("date", lambda texts: written_dates(texts, format), how, Column(name, "date", format=format))
     if wanted is None and cells.share(cells.matching(_IMAGE)) >= _NEARLY_ALL and filled:
         raise TableError(
-            f"column {name!r} names image files, which are not read from tables; load them as an array (n, channels, "
-            "height, width) and give it to LabelDPClassifier in Python, or leave the column out with --drop"
+            f"column {name!r} names image files; learn from these with --image {name}, or leave the column out with "
+            "--drop"
         )
     words, named = cells.words(), _ID_NAME.search(name) is not None
     if wanted is None and filled >= _ID_ROWS and words < _TEXT_WORDS and distinct >= (0.8 if named else 0.95) * filled:

@@ -46,6 +46,7 @@ from labeldp.estimator.progress import Reporter
 from labeldp.estimator.serialise import Arrays, Config, HeadPredictor, LiftedPredictor, Predictor, predictor_of
 from labeldp.estimator.weights import PUBLIC, rows_kept
 from labeldp.features.coded import Coded, Coder
+from labeldp.features.encoders import EncoderMap
 from labeldp.features.extract import Extractor, FeatureMap, features_of, sample_rows
 from labeldp.features.patches import Patches
 from labeldp.features.sparse import Projected
@@ -125,6 +126,8 @@ class LabelDPEstimator(BaseEstimator, ABC):
     _columns: tuple[Column, ...] | None = None
     # Whether a network of the user's sees X as it is.
     _as_given = False
+    # Of one image.
+    _shape: tuple[int, ...] = ()
     _rows = 0
     _reason = ""
     _chosen_for: dict[str, Any] | None = None
@@ -363,10 +366,16 @@ class LabelDPEstimator(BaseEstimator, ABC):
             again = sum(len(edges) + 1 for edges in table.edges) + sum(map(len, table.steps))
             width = max(1, width - again)
         by_user = isinstance(vault, UserVault)
+        images = self._layout is None
+        on_images = images and self._task == "classes"
+        encoded = on_images and isinstance(self._map, EncoderMap)
         choice = choose(
-            len(vault), vault.num_classes if self._task == "classes" else None, epsilon, delta, feature_dim=width,
-            modality="images" if self._layout is None and self._task == "classes" else "table",
+            len(vault), vault.num_classes if self._task == "classes" else None, epsilon, delta,
+            # Images are compared by their pixels, whatever is made of them, and bring no network of their own.
+            feature_dim=self.n_features_in_ if on_images and not encoded else width,
+            modality="embeddings" if encoded else "images" if on_images else "table",
             device=seen.device.type, rows_per_user=int(vault.users.sizes.max()) if by_user else None,
+            network=self.model is not None or not on_images,
         )  # fmt: skip
         released, coded = isinstance(vault, ReleasedLabels), isinstance(seen, Coded)
         # Rows that pay together cannot be asked different things; responses are no way to a rare class.
@@ -382,7 +391,9 @@ class LabelDPEstimator(BaseEstimator, ABC):
             recipe = BY_KEY[one.recipe]
             fits = (recipe.released or not released) and (recipe.users or not by_user) and (recipe.coded or not coded)
             fits = fits and not (recipe.apart and (together or weighted)) and not (weighted and recipe.per_row)
-            if fits and (self.model is None or recipe.network) and not one.obstacle:
+            # No network is built in for images.
+            fits = fits and (bool(recipe.network) if self.model is not None else not (images and recipe.network))
+            if fits and not one.obstacle:
                 return choice, agreed(recipe.key)
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
         raise ValueError(f"no recipe can be used here: {obstacles}")
@@ -448,7 +459,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         if not reset and size != self.n_features_in_:
             raise ValueError(f"X has {size} features, but {type(self).__name__} is expecting {self.n_features_in_}")
         if reset:
-            self.n_features_in_, self._layout = size, None
+            self.n_features_in_, self._layout, self._shape = size, None, tuple(map(int, shaped.shape[1:]))
         tensor = torch.as_tensor(shaped)
         return tensor / 255 if tensor.dtype == torch.uint8 else tensor.float()
 
@@ -541,7 +552,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
         The certificate is not among them: write it beside them with `certificate_.write`.
         """
         check_is_fitted(self)
-        map_config, map_arrays = serialise.map_parts(self._map)
+        map_config, map_arrays = serialise.map_parts(self._map, self._shape)
         config, arrays = self._predictor.parts()
         fitted = {
             "epsilon": float(self.epsilon), "method": self.method_, "features_in": int(self.n_features_in_),
@@ -554,13 +565,15 @@ class LabelDPEstimator(BaseEstimator, ABC):
             kinds["prose"] = list(self._layout.prose)
         if self._as_given:
             kinds["as_given"] = True
+        if self._layout is None and self._shape:
+            kinds["image"] = list(self._shape)
         whole = {"format": serialise.FORMAT, "kind": self._kind, **fitted, **kinds, **self._own_parts()}
         return {**whole, "map": map_config, "predictor": config}, {**map_arrays, **arrays}
 
     @classmethod
     def from_parts(
         cls, config: Config, arrays: Arrays, *, model: nn.Module | None = None, certificate: Certificate | None = None,
-        device: Any = None, encoder: Encode | None = None,
+        device: Any = None, encoder: Any = None,
     ) -> Any:  # fmt: skip
         """Return the estimator that `to_parts` took apart, ready to predict.
 
@@ -568,7 +581,7 @@ class LabelDPEstimator(BaseEstimator, ABC):
             model: a network like the one that was given to the estimator, if one was; its weights are replaced.
             certificate: becomes `certificate_`.
             device: where to compute; the CPU when None.
-            encoder: the sentence encoder that was given to the estimator, if one was.
+            encoder: the encoder of sentences or images that was given to the estimator, if one was.
         """
         if config.get("format") != serialise.FORMAT or config.get("kind") != cls._kind:
             raise serialise.PartsError(
@@ -585,7 +598,11 @@ class LabelDPEstimator(BaseEstimator, ABC):
         made._as_given, made._rows = bool(config.get("as_given", False)), int(config.get("rows", 0))
         made._map = serialise.map_from_parts(config["map"], arrays, place, encoder)
         made._predictor = serialise.predictor_from_parts(config["predictor"], arrays, model, place)
-        made.encoder = encoder
+        made._shape = tuple(config.get("image", ()))
+        if isinstance(made._map, EncoderMap):
+            made.features = encoder
+        else:
+            made.encoder = encoder
         if certificate is not None:
             made.certificate_ = certificate
         return made

@@ -7,7 +7,8 @@ they fit TOML and JSON; arrays have names, so that they fit safetensors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from labeldp.features.coded import Coded
+from labeldp.features.encoders import Encoder, EncoderMap
 from labeldp.features.extract import FeatureMap, RawMap, Scaling
 from labeldp.features.kernels import Cosines, LiftedRows, Streamed
 from labeldp.features.patches import PatchMap
@@ -36,6 +38,8 @@ from labeldp.recipes.one_shot_kernel import Lifted
 from labeldp.recipes.pilot import Decided
 
 FORMAT = "labeldp-estimator/1"
+# Numbers of one image that a description may ask for.
+_MOST_PIXELS = 1 << 28
 Config = dict[str, Any]
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -307,8 +311,11 @@ def predictor_from_parts(config: Config, arrays: Arrays, model: nn.Module | None
 _PATCHES = ("floor", "size", "stride", "pool", "threshold")
 
 
-def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
-    """Return settings and arrays of a table's (with its prose), a projection's, a patch dictionary's or a plain map."""
+def map_parts(found: FeatureMap, shape: Sequence[int] = ()) -> tuple[Config, Arrays]:
+    """Return settings and arrays of a table's (with its prose), a projection's, a patch dictionary's or a plain map.
+
+    `shape` is that of one image. Of an encoder the weights are not kept, only what it gives for two images.
+    """
     match found:
         case TableMap():
             config, arrays = _table_parts(found)
@@ -319,6 +326,9 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
             config, arrays = {"kind": "raw", "unit": found.unit}, {}
         case ProjectedMap():
             config, arrays = _projected_parts(found, "map")
+        case EncoderMap() if shape:
+            config = {"kind": "encoder", "shape": list(shape), "dim": found.dim}
+            arrays = {"encoder.probes": _numpy(found.probes(shape))}
         case TableAndTextMap(text=EncodedMap() as text):
             config, arrays = _table_parts(found.table)
             config |= {"kind": "table and encoder", "factors": list(text.factors)}
@@ -341,8 +351,13 @@ def map_parts(found: FeatureMap) -> tuple[Config, Arrays]:
     return {**config, "scaled": found.scaling is not None}, arrays
 
 
-def map_from_parts(config: Config, arrays: Arrays, device: torch.device, encoder: Encode | None = None) -> FeatureMap:
-    """Return the map again, on this device; an encoder of the user's, which no file can hold, has to be given again."""
+def map_from_parts(  # noqa: PLR0911 - one for each kind
+    config: Config, arrays: Arrays, device: torch.device, encoder: Any = None
+) -> FeatureMap:
+    """Return the map again, on this device; an encoder of the user's, which is not in the parts, has to be given again.
+
+    It is a function of texts, or an `Encoder` of images.
+    """
     scaling = None
     if config["scaled"]:
         basis = _tensor(arrays, "scaling.basis", device) if "scaling.basis" in arrays else None
@@ -355,6 +370,8 @@ def map_from_parts(config: Config, arrays: Arrays, device: torch.device, encoder
             return PatchMap(weight, bias, **{name: config[name] for name in _PATCHES}, scaling=scaling)
         case "raw" if scaling is not None:
             return RawMap(scaling, config["unit"])
+        case "encoder":
+            return _seen_by(encoder, config, arrays, device, scaling)
         case "projected":
             return _projected_of(config, arrays, "map", device)
         case "table and text":
@@ -381,6 +398,21 @@ def _encoded_of(config: Config, arrays: Arrays, device: torch.device, encoder: E
             "encoder gives other numbers for a sentence than the one that the model was fitted with; give the same "
             "encoder, with the same weights"
         )
+    return found
+
+
+def _seen_by(encoder: Any, config: Config, arrays: Arrays, device: torch.device, scaling: Scaling | None) -> EncoderMap:
+    if not isinstance(encoder, Encoder):
+        raise PartsError(
+            "the model reads images by an encoder of yours, which is not kept; give it again, as --encoder FILE or, in "
+            "Python, labeldp.load(folder, encoder=load_encoder(FILE))"
+        )
+    if math.prod(config["shape"]) > _MOST_PIXELS:
+        raise PartsError(f"images of shape {config['shape']} are none that a model was fitted with")
+    found = replace(encoder.bare(device), scaling=scaling, dim=config["dim"])
+    given, known = found.probes(config["shape"]), _tensor(arrays, "encoder.probes", device)
+    if given.shape != known.shape or not torch.allclose(given, known, rtol=1e-2, atol=1e-2 * float(known.abs().mean())):
+        raise PartsError("encoder is not the one that the model was fitted with; give the same file")
     return found
 
 

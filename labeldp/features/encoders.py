@@ -6,9 +6,10 @@ import copy
 import hashlib
 import io
 import json
+import math
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from labeldp.features.extract import Scaling, as_float, checked_rows, fit_scalin
 from labeldp.features.published import MEAN, SPREAD, rebuilt
 from labeldp.learning.evidence import Objective
 from labeldp.learning.optimisers import adam, linear
+from labeldp.learning.progress import tell
 from labeldp.learning.train import fit
 from labeldp.models.zoo import checked_count
 
@@ -60,12 +62,16 @@ class Encoder:
         """Copy the network to the device, and find mean, spread and components of its outputs on ≤ 20,000 rows."""
         rows = checked_rows(inputs)
         place = torch.device(device) if device is not None else rows.device
-        plain = EncoderMap(replace(self, model=_evaluating(self.model, place)), place, None, 0)
+        plain = self.bare(place)
         if not self.standardise and self.dims is None:
             return replace(plain, dim=plain.features(rows[:1]).shape[1])
         sample = plain.features(rows[sample_rows(len(rows), _SAMPLE, self.seed).to(rows.device)])
         scaling = fit_scaling(sample, dims=self.dims, seed=self.seed)
         return replace(plain, scaling=scaling, dim=scaling.dim)
+
+    def bare(self, device: torch.device) -> EncoderMap:
+        """Copy the network to the device, and leave its outputs as they are."""
+        return EncoderMap(replace(self, model=_evaluating(self.model, device)), device, None, 0)
 
     def fingerprint(self) -> str:
         """Return a hash of the network, its weights and the settings. Changed code of the same name is not noticed."""
@@ -91,9 +97,21 @@ class EncoderMap:
         rows = checked_rows(inputs)
         chunk = _GPU_CHUNK if self.device.type == "cuda" else _CPU_CHUNK
         bf16 = self.encoder.bf16 if self.encoder.bf16 is not None else self.device.type == "cuda"
+        parts: list[Tensor] = []
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            parts = [self._outputs(rows[start : start + chunk]) for start in range(0, len(rows), chunk)]
+            for start in range(0, len(rows), chunk):
+                parts.append(self._outputs(rows[start : start + chunk]))
+                tell("features", f"{len(rows):,} rows through the encoder", min(1.0, (start + chunk) / len(rows)))
         return torch.cat(parts) if parts else torch.empty(0, self.dim, device=self.device)
+
+    def probes(self, shape: Sequence[int]) -> Tensor:
+        """Return the outputs, not standardised, for two fixed inputs of this shape, by which a network is known again.
+
+        They are all grey and a ramp from black to white.
+        """
+        ramp = torch.linspace(0, 1, math.prod(shape)).reshape(1, *shape)
+        plain = replace(self, encoder=replace(self.encoder, bf16=False), scaling=None)
+        return plain.features(torch.cat((torch.full_like(ramp, 0.5), ramp)))
 
     def _outputs(self, rows: Tensor) -> Tensor:
         outputs = self.encoder.model(self._prepared(rows.to(self.device))).float()
@@ -106,6 +124,9 @@ class EncoderMap:
 
     def _prepared(self, rows: Tensor) -> Tensor:
         rows, shape = as_float(rows), (1, -1, *[1] * (rows.ndim - 2))
+        if rows.ndim == 4 and rows.shape[1] == 1 and self.encoder.mean is not None:
+            # Grey images for a network of colour ones.
+            rows = rows.expand(-1, len(self.encoder.mean), -1, -1)
         if self.encoder.mean is not None:
             rows = rows - torch.tensor(self.encoder.mean, device=rows.device).view(shape)
         if self.encoder.spread is not None:

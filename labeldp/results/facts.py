@@ -12,12 +12,15 @@ from typing import Any
 from labeldp.audit.bounds import AuditResult
 from labeldp.choosing.choice import DEVICES, Choice, choose
 from labeldp.core.certificate import Certificate
-from labeldp.recipes.worth import Case
+from labeldp.recipes.worth import MODALITIES, Case
 from labeldp.results.card import Story, is_number
 from labeldp.results.evaluation import Evaluation, evaluation_of
 from labeldp.results.folder import FILES, IN_PYTHON, ArtifactError, read
 from labeldp.results.signing import AUDIT
 from labeldp.results.verify import check
+
+# What a run was chosen for besides numbers.
+_KNOWN = {"device": DEVICES, "modality": MODALITIES}
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,8 @@ def _chosen_for(kept: Any) -> dict[str, Any]:
     given: Mapping[str, Any] = kept if isinstance(kept, Mapping) else {}
     counts = {name: given.get(name) for name in ("num_rows", "feature_dim")}
     found: dict[str, Any] = {name: one for name, one in counts.items() if type(one) is int and 0 < one < 1 << 53}
-    return found | {name: given[name] for name in ("device",) if given.get(name) in DEVICES}
+    found |= {name: given[name] for name, known in _KNOWN.items() if given.get(name) in known}
+    return found if given.get("network") is not False else {**found, "network": False}
 
 
 def _modality(story: Story) -> str:

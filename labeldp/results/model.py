@@ -6,7 +6,7 @@ A `Model` is a fitted estimator with what a folder must know beside it: columns 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from labeldp.choosing.choice import Choice, choose
 from labeldp.data.columns import conformed
 from labeldp.data.door import PrivateData
 from labeldp.data.kinds import Column
+from labeldp.data.own_images import ImageFormat
 from labeldp.data.released import ReleasedLabels
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.regressor import LabelDPRegressor
@@ -44,10 +45,11 @@ class Model:
         estimator: a fitted `LabelDPClassifier` of the classes 0 … K − 1, or a fitted `LabelDPRegressor`.
         classes: their names; empty for numbers.
         columns: of a table; None for images.
-        label: what is predicted; empty for images.
+        label: what is predicted; empty where folders are the classes.
         network: the name of the network for images, where one was trained.
         why: this method and no other.
         problem: what the method was chosen for, as arguments of `labeldp.choose`; empty where it was named.
+        images: how they are read from files; None for tables and named data sets.
     """
 
     estimator: Any
@@ -57,6 +59,7 @@ class Model:
     network: str | None = None
     why: str = ""
     problem: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    images: ImageFormat | None = None
 
     @property
     def kind(self) -> str:
@@ -83,7 +86,8 @@ class Model:
         config, tensors = self.estimator.to_parts()
         columns = None if self.columns is None else [column.to_json() for column in self.columns]
         own = {"label": self.label, "classes": list(self.classes), "columns": columns, "network": self.network}
-        return {**own, "estimator": config}, tensors
+        read = {} if self.images is None else {"images": asdict(self.images)}
+        return {**own, **read, "estimator": config}, tensors
 
 
 @dataclass(frozen=True)
@@ -127,18 +131,21 @@ def trained(
     folder: Path | None = None,
     holdout: float | None = None,
     weights: Mapping[str, float] | None = None,
+    encoder: Any = None,
 ) -> Model:
     """Train a model on these labels, at most (ε, δ) spent on them; see `LabelDPClassifier` and `LabelDPRegressor`.
 
     `weights` say how much classes count, by name; see `class_weight` there. A folder keeps what is paid for as it is
     drawn, so that a run that was stopped goes on (`RunFolder`). From responses that were released before the model
-    learns for nothing; ε has to allow what they were released at.
+    learns for nothing; ε has to allow what they were released at. An `encoder` makes features of images
+    (`labeldp.features.encoders.load_encoder`).
     """
+    if encoder is not None and data.columns is not None:
+        raise ArtifactError("--encoder makes features of images, and there are none; leave it out")
     why, network, choice = "It was requested by name.", None, None
     if data.columns is None:
-        # Chosen here and not by the estimator, because only some methods want a network to be brought.
-        method, why, choice = method_for_images(data, epsilon, delta, method, device)
-        network = network_for(data.features.shape) if BY_KEY[method].network else None
+        method, why, choice = method_for_images(data, epsilon, delta, method, device, encoder is not None)
+        network = network_for(data.features.shape) if method != AUTO and BY_KEY[method].network else None
     settings: dict[str, Any] = {
         "holdout": holdout,
         "device": device,
@@ -147,6 +154,7 @@ def trained(
         "note": note,
         "report": report,
         "settings": None if folder is None else {"folder": folder},
+        "features": encoder,
     }
     if network is not None:
         with torch.random.fork_rng():
@@ -170,16 +178,22 @@ def trained(
         listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         why += f" Probabilities are weighted by what was declared ({listed}), which costs no privacy."
     name, problem = network and network.name, {} if choice is None else choice.problem
-    return Model(estimator, data.classes, data.columns, data.label, name, why, problem)
+    return Model(estimator, data.classes, data.columns, data.label, name, why, problem, data.images)
 
 
 def method_for_images(
-    data: PrivateData, epsilon: float, delta: float | None, method: str, device: str
+    data: PrivateData, epsilon: float, delta: float | None, method: str, device: str, encoded: bool = False
 ) -> tuple[str, str, Choice | None]:
-    """Return the method, chosen from public numbers where it is "auto", why, and the choice if there was one."""
+    """Return the method, chosen from public numbers where it is "auto", why, and the choice if there was one.
+
+    On a GPU, and where there is a network for such images, methods that train it are compared, too. Otherwise the
+    estimator chooses, among heads on features.
+    """
     if method != AUTO:
-        return find(method).key, "It was requested by name.", None
-    pixels, place = int(np.prod(data.features.shape[1:])), "cuda" if device.startswith("cuda") else "cpu"
+        return find(method, "classes" if data.classes else "numbers").key, "It was requested by name.", None
+    if encoded or not device.startswith("cuda") or tuple(data.features.shape[1:]) not in _NETWORKS or not data.classes:
+        return AUTO, "", None
+    pixels, place = int(np.prod(data.features.shape[1:])), "cuda"
     allowed = usual_delta(len(data)) if delta is None else delta
     choice = choose(len(data), len(data.classes), epsilon, allowed, feature_dim=pixels, modality="images", device=place)
     return choice.recipe, choice.reason, choice
@@ -204,9 +218,9 @@ def result_of(data: PrivateData, model: Model, epsilon: float, delta: float | No
 # -- from a folder -----------------------------------------------------------------------------------------------------
 
 
-def load(folder: Path | str, device: str | None = None) -> Model:
+def load(folder: Path | str, device: str | None = None, encoder: Any = None) -> Model:
     """Return the model of a folder that `labeldp train` wrote; refused where it is not the certified one."""
-    return rebuilding(folders.read(Path(folder)), folder, device)
+    return rebuilding(folders.read(Path(folder)), folder, device, encoder=encoder)
 
 
 def rebuilding(result: Result, folder: Path | str, device: Any = None, model: Any = None, encoder: Any = None) -> Model:
@@ -226,7 +240,7 @@ def rebuilding(result: Result, folder: Path | str, device: Any = None, model: An
 def rebuilt(result: Result, device: str | None = None, model: Any = None, encoder: Any = None) -> Model:
     """Return the model of a result, ready to predict on this device (the processor when None).
 
-    A network of the user's is not in the folder, only its weights: `model` is one like it. Nor is a sentence `encoder`.
+    A network of the user's is not in the folder, only its weights: `model` is one like it. Nor is an `encoder`.
     """
     known = {KIND: LabelDPClassifier, REGRESSOR: LabelDPRegressor}
     if result.kind not in known:
@@ -245,4 +259,6 @@ def rebuilt(result: Result, device: str | None = None, model: Any = None, encode
         encoder=encoder,
     )
     columns = None if described["columns"] is None else tuple(map(Column.from_json, described["columns"]))
-    return Model(estimator, classes, columns, described["label"], name, result.story.reason)
+    images = described.get("images")
+    form = None if images is None else ImageFormat(**images)
+    return Model(estimator, classes, columns, described["label"], name, result.story.reason, images=form)

@@ -18,6 +18,7 @@ from torch import nn
 from labeldp.data.columns import MISSING
 from labeldp.data.kinds import Column, Reading
 from labeldp.estimator.serialise import plain
+from labeldp.features.encoders import Encoder
 from labeldp.features.tables import TableMap
 from labeldp.features.text import Encode
 from labeldp.results import folder as folders
@@ -50,7 +51,7 @@ def save(estimator: Any, folder: Path, *, data: str, label: str, key: SigningKey
 
 
 def load(
-    folder: Path | str, *, model: nn.Module | None = None, device: Any = None, encoder: Encode | None = None
+    folder: Path | str, *, model: nn.Module | None = None, device: Any = None, encoder: Encode | Encoder | None = None
 ) -> Any:
     """Return the estimator in a folder that `estimator.save` or `labeldp train` wrote, ready to predict.
 
@@ -61,7 +62,8 @@ def load(
         folder: the folder.
         model: a network like the one that was given to the estimator, if one was; its weights are replaced.
         device: where to compute; the CPU when None.
-        encoder: the sentence encoder that was given to the estimator, if one was; refused where it gives other numbers.
+        encoder: the encoder of sentences or images that was given to the estimator, if one was; refused where it gives
+            other numbers.
 
     >>> import tempfile
     >>> from labeldp import LabelDPClassifier

@@ -150,6 +150,19 @@ def test_what_takes_too_long_is_not_chosen_and_said():
     assert BY_KEY[patient.recipe].learner != "head"
 
 
+@settings(max_examples=40)
+@given(problems, epsilons, st.sampled_from(["cpu", "cuda"]))
+def test_without_a_network_nothing_is_chosen_that_trains_one(case, epsilon, device):
+    given_case = {"feature_dim": case.feature_dim, "modality": case.modality, "device": device}
+    found = choose(case.num_rows, case.num_classes, epsilon, case.delta, **given_case, network=False)
+    assert not BY_KEY[found.recipe].network
+    assert {one.recipe for one in found.ranking if "network" in one.obstacle} <= {
+        recipe.key for recipe in RANKED if recipe.network
+    }
+    assert found.problem["network"] is False
+    assert choose(**found.problem).reason == found.reason
+
+
 def test_without_delta_nothing_gaussian_is_chosen():
     found = choose(60_000, 10, 0.1, 0.0, feature_dim=784, device="cuda")
     blocked = {one.recipe for one in found.ranking if one.obstacle}
@@ -281,7 +294,7 @@ def test_what_makes_no_sense_is_refused(change, words):
 
 def test_no_argument_could_hold_a_label():
     kinds = {str(parameter.annotation) for parameter in inspect.signature(choose).parameters.values()}
-    assert kinds <= {"int", "float", "str", "int | None"}
+    assert kinds <= {"int", "float", "str", "bool", "int | None"}
 
 
 def test_a_choice_is_a_frozen_value():

@@ -279,7 +279,7 @@ def test_23_free_text_and_names_of_images(here):
     columns = patients()
     images = {"image": [f"images/{number}.png" for number in range(ROWS)], "diagnosis": columns["diagnosis"]}
     (here / "t.csv").write_text(csv_text(images), encoding="utf-8")
-    refused(train("t.csv", drop=None), "names image files", "give it to LabelDPClassifier in Python")
+    refused(train("t.csv", drop=None), "names image files", "with --image image, or leave the column out")
 
 
 @pytest.mark.parametrize("name", ["years", "Age"])

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labeldp.data import read_images
+from labeldp.data import read, read_images
+from labeldp.data.own_images import ImageFormat, images_like, seal_folders
 from labeldp.data.request import TableError
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install labeldp[images]")
@@ -95,8 +96,9 @@ def test_what_is_wrong_is_counted_and_not_named(folder: Path) -> None:
         read_images(folder, classes=("cat", "horse"))
     with pytest.raises(TableError, match=r"there is no folder"):
         read_images(folder / "nothing", classes=CLASSES)
+    (empty := folder.parent / "empty" / "cat").mkdir(parents=True)
     with pytest.raises(TableError, match=r"has no images"):
-        read_images(folder.parent, classes=("images",))
+        read_images(empty.parent, classes=("cat",))
     with pytest.raises(TableError, match=r"classes is empty"):
         read_images(folder)
 
@@ -107,3 +109,63 @@ def test_a_column_that_holds_no_images_is_refused(tmp_path: Path) -> None:
     for column, message in {"n": "is of int64", "s": r"none that is 'bytes'", "kind": "are both 'kind'"}.items():
         with pytest.raises(TableError, match=message):
             read_images(tmp_path / "t.parquet", "kind", CLASSES, image=column)
+
+
+def test_the_order_is_the_same_however_images_are_read(folder: Path) -> None:
+    """A budget store, or a run that goes on, finds the same labels in the same rows."""
+    key = b"k" * 32
+    first = read(folder, classes=CLASSES)
+    other = [read(folder, classes=CLASSES, side=3).vault, seal_folders(folder, CLASSES)]
+    assert {vault.fingerprint(key) for vault in other} == {first.vault.fingerprint(key)}
+    again = images_like(folder, ImageFormat(1, 6, 6), classes=CLASSES)[0]
+    assert (again == first.features).all()
+
+
+def test_a_file_that_is_moved_to_another_class_stays_where_it_was(tmp_path: Path) -> None:
+    """Also among equal files, which are told apart by their names: rows are the same whatever the labels are."""
+    image, (other,) = written(pixels(1)[0]), pixels(2)[1:]
+    for name in ("a", "b", "c", "d"):
+        (home := tmp_path / "t" / CLASSES[name in "ab"]).mkdir(parents=True, exist_ok=True)
+        (home / f"{name}.png").write_bytes(image)
+    (tmp_path / "t" / "cat" / "e.png").write_bytes(written(other))
+    before = labels_of(read(tmp_path / "t", classes=CLASSES))
+    for name in "ab":
+        (tmp_path / "t" / "dog" / f"{name}.png").rename(tmp_path / "t" / "cat" / f"{name}.png")
+    (tmp_path / "t" / "cat" / "c.png").rename(tmp_path / "t" / "dog" / "c.png")
+    after = labels_of(read(tmp_path / "t", classes=CLASSES))
+    assert (before != after).sum() == 3
+    assert before.sum() == 2
+    assert after.sum() == 1
+    (tmp_path / "t" / "cat" / "c.png").write_bytes(image)
+    with pytest.raises(TableError, match=r"^t has 1 files more than once, with the same name and content"):
+        read(tmp_path / "t", classes=CLASSES)
+
+
+def test_photographs_are_brought_upright_and_deep_ones_are_refused(tmp_path: Path) -> None:
+    image = np.zeros((8, 16, 3), dtype=np.uint8)
+    image[:, 8:] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (home := tmp_path / "t" / "cat").mkdir(parents=True)
+    Image.fromarray(image).save(home / "turned.jpg", exif=exif, quality=95)
+    found = read(tmp_path / "t", classes=CLASSES).features[0]
+    assert found.shape == (3, 16, 8)
+    assert found[:, :7].max() < 30 < 220 < found[:, 9:].min()
+    Image.fromarray(np.full((16, 8), 1000, dtype=np.uint16)).save(home / "deep.png")
+    with pytest.raises(TableError, match=r"1 of 2 images of t have more than 8 bits a channel"):
+        read(tmp_path / "t", classes=CLASSES)
+
+
+def test_images_that_would_fill_the_memory_are_refused_before_they_are_decoded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labeldp.data.own_images._MOST_BYTES", 700)
+    with pytest.raises(TableError, match=r"20 images of 1 × 6 × 6 pixels take 0 GiB; give a side"):
+        read(folder, classes=CLASSES)
+    assert len(read(folder, classes=CLASSES, side=5)) == 20
+
+
+@pytest.mark.parametrize("numbers", [(0, 6, 6), (1, 6, 1 << 20), (1, 6.0, 6), (True, 6, 6)])
+def test_a_format_of_a_stranger_is_none(numbers: Any) -> None:
+    with pytest.raises(ValueError, match="no format of images"):
+        ImageFormat(*numbers)

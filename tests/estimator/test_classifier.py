@@ -100,6 +100,22 @@ def test_images_are_read():
 # -- methods ----------------------------------------------------------------------------------------------------------
 
 QUICK = {"epochs": 3}
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 8.0])
+def test_auto_takes_no_network_for_images_unless_one_is_given(epsilon):
+    """Of many small images, where responses to a network are expected to do best, and of few."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 6, 6), dtype=np.uint8)
+    model = LabelDPClassifier(epsilon, classes=[0, 1]).fit(images, np.arange(60) % 2)
+    assert not BY_KEY[model.method_].network
+    assert (model.choice_.problem["feature_dim"], model.choice_.problem["modality"]) == (36, "images")
+    assert any("network" in one.obstacle for one in model.choice_.ranking)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    settings = {"epochs": 1} if epsilon > 1 else None
+    own = LabelDPClassifier(epsilon, classes=[0, 1], model=net, settings=settings).fit(images, np.arange(60) % 2)
+    assert BY_KEY[own.method_].network
+
+
 METHODS = [recipe.key for recipe in RECIPES if recipe.classes and not recipe.needs_images]
 FIT_SETTINGS = {key: QUICK for key in METHODS if BY_KEY[key].network == "any"}
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.regressor import LabelDPRegressor
-from labeldp.estimator.serialise import PartsError
+from labeldp.estimator.serialise import PartsError, map_parts
+from labeldp.features.encoders import Encoder
 from labeldp.features.extract import Raw
 from labeldp.features.patches import Patches
 from tests.estimator.helpers import CLASSES, columns, numbers
@@ -131,15 +132,31 @@ def test_parts_of_something_else_are_refused():
         LabelDPClassifier.from_parts({**config, "predictor": {"kind": "tree"}}, arrays)
 
 
-def test_an_encoder_cannot_be_taken_apart():
-    from labeldp.features.encoders import Encoder
-
+def test_an_encoder_of_images_is_not_kept_and_has_to_be_given_again():
     x, y = numbers(100)
     images = torch.from_numpy(x).float().view(100, 1, 2, 2)
     encoder = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(4, 6)))
     model = LabelDPClassifier(4.0, 1e-6, "one_shot", classes=CLASSES, features=encoder).fit(images, y)
+    config, arrays = model.to_parts()
+    assert not any(array.size == 24 for array in arrays.values())
+    again = LabelDPClassifier.from_parts(config, arrays, encoder=encoder)
+    assert np.allclose(again.predict_proba(images), model.predict_proba(images), atol=1e-6)
+    assert again.to_parts()[0] == config
+    with pytest.raises(PartsError, match="is not kept; give it again"):
+        LabelDPClassifier.from_parts(config, arrays)
+    with pytest.raises(PartsError, match="not the one"):
+        LabelDPClassifier.from_parts(config, arrays, encoder=Encoder(nn.Sequential(nn.Flatten(), nn.Linear(4, 6))))
+    huge = {**config["map"], "shape": [1, 1 << 20, 1 << 20]}
+    with pytest.raises(PartsError, match="none that a model was fitted with"):
+        LabelDPClassifier.from_parts({**config, "map": huge}, arrays, encoder=encoder)
+
+
+def test_an_encoder_of_rows_cannot_be_taken_apart():
+    x, _ = numbers(100)
+    encoder = Encoder(nn.Linear(4, 6))
+    found = encoder.fit(torch.from_numpy(x).float())
     with pytest.raises(PartsError, match="cannot be taken apart"):
-        model.to_parts()
+        map_parts(found)
 
 
 def test_columns_weighed_by_a_moment(monkeypatch):

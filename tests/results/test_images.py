@@ -55,9 +55,12 @@ def test_a_model_of_images_comes_back(tmp_path, method, network):
 
 
 def test_auto_is_chosen_from_public_numbers():
-    method, why, _ = method_for_images(halves(), 0.05, None, "auto", "cpu")
-    expected = choose(160, 2, 0.05, 1e-5, feature_dim=784, modality="images", device="cpu")
+    method, why, _ = method_for_images(halves(), 0.05, None, "auto", "cuda")
+    expected = choose(160, 2, 0.05, 1e-5, feature_dim=784, modality="images", device="cuda")
     assert (method, why) == (expected.recipe, expected.reason)
+    # Without a GPU, and on features of an encoder, the estimator chooses, among heads.
+    assert method_for_images(halves(), 0.05, None, "auto", "cpu")[0] == "auto"
+    assert method_for_images(halves(), 0.05, None, "auto", "cuda", encoded=True)[0] == "auto"
     assert method_for_images(halves(), 1.0, None, "rr", "cpu")[0] == "rr"
 
 
