@@ -183,7 +183,13 @@ class QueryCounter:
             self._charge = entry.get("charge", self._charge)
             place = entry.get("place", place)
             self._held |= {entry["store"]} if "store" in entry else set()
-        self._moved = place is not None and not _same_place(place, here)
+        # Renamed, or after a restart that numbers devices anew, a file is where it was; copied it is not.
+        stays = (
+            place is not None
+            and place["inode"] == here["inode"]
+            and (place["device"] == here["device"] or place["path"] == here["path"])
+        )
+        self._moved = place is not None and not stays
         # A file of the first version is bound now; one that was renamed, or whose device has a new number, anew.
         if place != here and not self._moved:
             self._append({"place": here})
@@ -231,11 +237,6 @@ class QueryCounter:
             raise CounterError(
                 f"{self._path.name} belongs to another question ({', '.join(odd)} {verb}); use a new folder"
             )
-
-
-def _same_place(kept: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Return whether a file is where it was: renamed, or after a restart that numbers devices anew, but not copied."""
-    return kept["inode"] == here["inode"] and (kept["device"] == here["device"] or kept["path"] == here["path"])
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

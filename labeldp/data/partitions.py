@@ -27,7 +27,7 @@ from labeldp.data.request import Request, Sealer, TableError
 from labeldp.mechanisms.counts import GaussianNoise, LaplaceNoise
 from labeldp.mechanisms.evaluation import ScoreCounts
 from labeldp.mechanisms.moments import Moments, MomentSum, RowChunks
-from labeldp.releases import FloatArray, NoisyMoments, NoisyScores
+from labeldp.releases import NoisyMoments, NoisyScores
 
 KEY_BYTES = 32
 _NAN = pa.scalar(float("nan"))
@@ -102,13 +102,6 @@ def check_kinds(request: Request, id: str, schema: pa.Schema) -> None:
             raise TableError(f"prior_columns: column {name!r} has type {weights}; a prior needs numbers")
 
 
-def _prior(batch: pa.RecordBatch, request: Request) -> FloatArray | None:
-    if not request.prior_columns:
-        return None
-    columns = [pc.coalesce(batch.column(name).cast(pa.float64()), _NAN) for name in request.prior_columns]
-    return np.stack([numpy_numbers(column, np.float64) for column in columns], axis=1)
-
-
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +118,9 @@ def answer(task: Keyed, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         given = batch.column(place)
         codes, missing = column_codes(pa.chunked_array([given]), task.request.classes)
         noise = KeyedRandom(key, task.release, ids_of(batch.column(task.id)))
-        responses = Sealer(task.request, noise).response(codes, missing, _prior(batch, task.request)).responses
+        weights = [pc.coalesce(batch.column(name).cast(pa.float64()), _NAN) for name in task.request.prior_columns]
+        prior = np.stack([numpy_numbers(column, np.float64) for column in weights], axis=1) if weights else None
+        responses = Sealer(task.request, noise).response(codes, missing, prior).responses
         kind = response_kind(given.type, task.request)
         if task.request.is_vector:
             rows, classes = responses.shape

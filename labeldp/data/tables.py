@@ -132,8 +132,17 @@ def privatize(
             # What can be spent only once must not go for a misspelt class, nor for a disk that turns out to be full.
             for _ in usable(table.codes(label, request.classes), request.classes):
                 pass
+            # The account of a store knows itself whether it counts rows or users.
+            unit: dict[str, Any] = {"unit": request.unit} if isinstance(journal, Journal) else {}
             with Room(target, table.size + _MORE_ROOM):
-                _charge(journal, request, f"privatize column {label!r} of {source.name} into {target.name}")
+                try:
+                    journal.charge(
+                        request.event, note=f"privatize column {label!r} of {source.name} into {target.name}", **unit
+                    )
+                except OSError as error:
+                    raise TableError(
+                        f"journal={str(journal.path)!r} cannot be written ({error.strerror}); nothing was drawn"
+                    ) from None
         writer.write(draft.path, sealer, report or (lambda _rows, _fraction: None))
         public = request.public(sealer.rng, **table.public)
         seeded = sealer.rng.seed is not None
@@ -173,17 +182,6 @@ def _owners(table: CsvTable | ParquetTable, column: str, label: str, delimiter: 
         name = table.path.name
         raise TableError(f"{name} has {rows} rows and {len(ids)} users; remove blank lines, and check the quotes")
     return Owners.of(column, ids)
-
-
-def _charge(journal: Journal, request: Request, note: str) -> None:
-    # The account of a store knows itself whether it counts rows or users.
-    unit: dict[str, Any] = {"unit": request.unit} if isinstance(journal, Journal) else {}
-    try:
-        journal.charge(request.event, note=note, **unit)
-    except OSError as error:
-        raise TableError(
-            f"journal={str(journal.path)!r} cannot be written ({error.strerror}); nothing was drawn"
-        ) from None
 
 
 # -- reading back ----------------------------------------------------------------------------------------------------

@@ -69,7 +69,11 @@ class Neighbours:
             raise ValueError(f"inputs has {len(rows)} rows; dims={self.dims} and near={self.near} need more")
         values, vectors = leading(graph_of(rows, self.near), self.dims + 1, self.seed)
         # The first of all is the same for every row, and carries nothing.
-        return NeighbourMap(base, rows, vectors[:, 1:] * _weights(values[1:], self.fade), self.near)
+        # λᵗ / λ₁ᵗ, with t such that the last is `fade`.
+        logs = values[1:].clamp(1e-6, 1 - 1e-6).log()
+        fall = (logs - logs[0]) / (logs[-1] - logs[0]).clamp(max=-1e-9)
+        weights = torch.as_tensor(self.fade, device=values.device).pow(fall)
+        return NeighbourMap(base, rows, vectors[:, 1:] * weights, self.near)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,10 +136,3 @@ def leading(graph: Graph, count: int, seed: int) -> tuple[Tensor, Tensor]:
     vectors = basis @ turn.flip(1)[:, :count].float()
     # To mean square 1 when every row counts by its degree.
     return values.flip(0)[:count].float(), vectors * (graph.degrees.sum() / graph.degrees[:, None]).sqrt()
-
-
-def _weights(values: Tensor, fade: float) -> Tensor:
-    """Return λᵗ / λ₁ᵗ, with t such that the last is `fade`."""
-    logs = values.clamp(1e-6, 1 - 1e-6).log()
-    fall = (logs - logs[0]) / (logs[-1] - logs[0]).clamp(max=-1e-9)
-    return torch.as_tensor(fade, device=values.device).pow(fall)
