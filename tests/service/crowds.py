@@ -101,13 +101,15 @@ def ask_and_note(address, token, notes, rounds, go):
     for number in rounds:
         told, _ = header(named, RandomizedResponse(0.01, 3), request=f"request-{number}", again=number % 2 == 0)
         _, content = ask(connection, told)
-        os.write(file, json.dumps([number, hashlib.sha256(content).hexdigest()]).encode() + b"\n")
+        os.write(file, b"\n" + json.dumps([number, hashlib.sha256(content).hexdigest()]).encode())
     os._exit(0)
 
 
 def noted(notes):
     """What clients have noted: the number of a request and the hash of what came back."""
-    return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    # Half a line is being written, or was when its writer was killed.
+    return [json.loads(line) for line in lines if line.endswith("]")]
 
 
 def campaign(where, key, folder, signer, token, kills, seed):
