@@ -67,14 +67,14 @@ def changed(value, path, new):
 class Fuzzer:
     """Messages from a seed; `send` returns how the service ended the call, and what it said."""
 
-    def __init__(self, connection, named, seed):
+    def __init__(self, connection, named, seed, more=()):
         self._connection, self._named, self._random = connection, named, random.Random(seed)
-        self._made = {name: header(named, each, again=False) for name, each in mechanisms().items()}
+        self._made = [header(named, each, again=False) for each in (*mechanisms().values(), *more)]
 
     def send(self):
         """Send one message."""
         choose = self._random
-        told, columns = choose.choice(list(self._made.values()))
+        told, columns = choose.choice(self._made)
         told = {**told, "request": f"f{choose.getrandbits(64)}"}
         kind = choose.randrange(8)
         columns = dict(columns)

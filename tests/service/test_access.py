@@ -1,5 +1,7 @@
 """Who may do what: tokens that are wrong, expired or revoked, another's data set, roles, and how often."""
 
+import hmac
+import re
 import time
 from contextlib import contextmanager
 
@@ -10,14 +12,19 @@ pytest.importorskip("sqlalchemy", reason="a service keeps its books in a databas
 
 from sqlalchemy import event
 
-from labeldp.budgets.keys import StoreError
+from labeldp.budgets.keys import Key, StoreError
 from labeldp.core.ledger import Budget
+from labeldp.core.vault import LabelVault
+from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
+from labeldp.mechanisms.moments import Moments
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.service import access as accesses
+from labeldp.service import wire
 from labeldp.service.access import Access, RateLimit
 from labeldp.service.client import read_log
 from labeldp.service.server import check_address
-from labeldp.service.wire import AccessError, BusyError
+from labeldp.service.wire import AccessError, BusyError, WireError
+from tests.service.asking import ask, header
 from tests.service.servicehelp import NAME, labels, names, service
 
 
@@ -59,52 +66,94 @@ def statements(database):
         event.remove(database.engine, "before_cursor_execute", note)
 
 
-def test_tokens_that_do_not_count_are_refused_in_one_sentence_on_one_path(found):
-    said, paths = set(), set()
-    for token in bad_tokens(found).values():
+@pytest.fixture
+def work(found, monkeypatch):
+    """Return what a refusal says and all that was done for it which takes time, whatever the machine is doing.
+
+    Statements of the database, keyed hashes, comparisons of secrets, and batches of columns that were read.
+    """
+    done = []
+
+    def noted(owner, name):
+        real = getattr(owner, name)
+
+        def run(*args, **more):
+            done.append(name)
+            return real(*args, **more)
+
+        monkeypatch.setattr(owner, name, run)
+
+    for owner, name in ((Key, "seal"), (Key, "digest"), (hmac, "compare_digest"), (wire, "from_batch"),
+                        (wire, "from_bytes"), (wire, "decode"), (LabelVault, "release")):  # fmt: skip
+        noted(owner, name)
+
+    def refused(call, error=AccessError):
         found.access.forget()
-        with statements(found.database) as seen, pytest.raises(AccessError) as refused:
-            found.connection(token).act("describe", dataset=NAME)
-        said.add(str(refused.value))
-        paths.add(tuple(seen))
-    assert len(said) == 1
-    assert "does not count" in said.pop()
-    assert len(paths) == 1
+        done.clear()
+        with statements(found.database) as seen, pytest.raises(error) as said:
+            call()
+        return str(said.value), (*seen, *done)
+
+    return refused
 
 
-def test_anothers_data_set_is_told_apart_from_none_by_nothing(found):
-    bob = found.connection(found.access.issue("bob", 1))
-    said, paths = set(), set()
-    for call in ("describe", "budget"):
-        for dataset in (NAME, "nowhere"):
-            found.access.forget()
-            with statements(found.database) as seen, pytest.raises(AccessError) as refused:
-                bob.act(call, dataset=dataset)
-            said.add(str(refused.value).replace(dataset, "…"))
-            paths.add(tuple(seen))
-    assert said == {"there is no data set '…' that you may ask; see its name, or ask its owner"}
-    assert len(paths) == 1
+def questions(found, token, dataset):
+    """Calls with a token about a data set: without data, small, with features, and larger than is allowed."""
+    connection = found.connection(token)
+    small = header("rows", GroupCounts(np.arange(60) % 4, 4, 3, LaplaceNoise(0.1)), dataset=dataset)
+    many = header("rows", Moments(np.ones((60, 200)), 3, LaplaceNoise(0.1), 20.0), dataset=dataset)
+    return {
+        "describe": lambda: connection.act("describe", dataset=dataset),
+        "budget": lambda: connection.act("budget", dataset=dataset),
+        "a query": lambda: ask(connection, *small),
+        "too large": lambda: ask(connection, *many),
+    }
 
 
-def test_refusals_are_of_one_timing_class(found):
-    """Medians of 30 calls each, within a factor of 3 of each other: the machine may be busy."""
-    bob = found.access.issue("bob", 1)
-    bad = bad_tokens(found)
-    kinds = {why: (bad[why], NAME) for why in ("wrong", "revoked", "expired")}
-    kinds |= {"another's": (bob, NAME), "nowhere": (bob, "nowhere")}
-    seconds = {why: [] for why in kinds}
-    for _ in range(30):
-        for why, (token, dataset) in kinds.items():
-            found.access.forget()
-            begun = time.perf_counter()
-            with pytest.raises(AccessError):
-                found.access.allowance(found.access.who(token), dataset)
-            seconds[why].append(time.perf_counter() - begun)
-    typical = {why: sorted(each)[len(each) // 2] for why, each in seconds.items()}
-    tokens = [typical[why] for why in ("wrong", "revoked", "expired")]
-    grants = [typical[why] for why in ("another's", "nowhere")]
-    assert max(tokens) < 3 * min(tokens)
-    assert max(grants) < 3 * min(grants)
+def test_tokens_that_do_not_count_are_refused_in_one_sentence_by_the_same_work(found, work, monkeypatch):
+    monkeypatch.setattr(found.server, "_most_bytes", 10_000)
+    # None of them is read, so that the size takes no time: also where the address holds no such data set.
+    for dataset in (NAME, "nowhere"):
+        outcomes = {
+            (why, call): work(run)
+            for why, token in bad_tokens(found).items()
+            for call, run in questions(found, token, dataset).items()
+        }
+        assert len(set(outcomes.values())) == 1, outcomes
+        said, done = outcomes["wrong", "a query"]
+        assert "does not count" in said
+        assert done.count("compare_digest") == 1
+        assert not {"from_batch", "from_bytes", "decode", "release"} & {*done}
+
+
+def test_anothers_data_set_is_told_apart_from_none_by_nothing(found, work, monkeypatch):
+    monkeypatch.setattr(found.server, "_most_bytes", 10_000)
+    token = found.access.issue("bob", 1)
+    outcomes = {
+        (call, dataset): (said.replace(dataset, "…"), done)
+        for dataset in (NAME, "nowhere", "x" * 200)
+        for call, run in questions(found, token, dataset).items()
+        for said, done in [work(run)]
+    }
+    assert {said for said, _ in outcomes.values()} == {
+        "there is no data set '…' that you may ask; see its name, or ask its owner"
+    }
+    assert len(set(outcomes.values())) == 1, outcomes
+
+
+def test_of_too_large_requests_no_more_is_read_the_larger_they_are_and_they_cost_nothing(found, work, monkeypatch):
+    monkeypatch.setattr(found.server, "_most_bytes", 10_000)
+    remote = found.remote()
+    named, spent, done = remote._account.rows, remote.spent(), set()
+    for rows in (60, 600, 6000):
+        # Known rows of the data set, and many more than these.
+        told, columns = header(named, Moments(np.ones((rows, 200)), 3, LaplaceNoise(0.1), 20.0))
+        said, work_done = work(lambda asked=(told, columns): ask(found.connection(), *asked), WireError)
+        assert re.search("more than 10000 bytes|could not be read as declared", said)
+        done.add(work_done)
+    # However large, no more of it is read.
+    assert len(done) == 1
+    assert remote.spent() == spent
 
 
 def test_a_revoked_token_stops_within_seconds(found, monkeypatch):

@@ -14,11 +14,13 @@ pytest.importorskip("sqlalchemy", reason="a service keeps its books in a databas
 
 from labeldp.budgets.store import BudgetStore
 from labeldp.core.ledger import Budget
+from labeldp.mechanisms.user_responses import UserResponse
 from labeldp.service import log, logbook
 from labeldp.service.audit import problems_of_store
 from tests.budgets.conftest import database, place, server  # noqa: F401
 from tests.service import test_jobs as jobs
 from tests.service import test_near as near
+from tests.service import test_users as users
 from tests.service.asking import bound
 from tests.service.hostile import CLASSES, KINDS, ROWS, Fuzzer
 from tests.service.servicehelp import NAME, labels, service
@@ -28,16 +30,23 @@ pytestmark = pytest.mark.stress
 SEED = int(os.environ.get("LABELDP_SEED", "0"))
 
 
-def test_ten_thousand_hostile_messages():
-    with service(labels(ROWS, CLASSES)[0]) as found:
+@pytest.mark.parametrize("of_users", [False, True], ids=["labels", "users"])
+def test_ten_thousand_hostile_messages(of_users):
+    vault, more = labels(ROWS, CLASSES)[0], []
+    if of_users:
+        vault = users.sealed()
+        more = [UserResponse(1e-3, CLASSES, vault.users, cap=cap) for cap in (None, 9)] * 2
+    with service(vault) as found:
         connection = found.connection()
-        fuzzer = Fuzzer(connection, bound(connection, ROWS), seed=SEED)
+        fuzzer = Fuzzer(connection, bound(connection, ROWS), SEED, more)
         outcomes = Counter(fuzzer.send()[0] for _ in range(int(os.environ.get("LABELDP_MESSAGES", "10000"))))
         print(dict(outcomes))
         assert set(outcomes) <= {*KINDS, "ok"}
         lines = logbook.read(found.database)
         assert log.verify(lines) + problems_of_store(found.database, lines) == ()
-        assert len(BudgetStore.open(found.place, create=False).history(NAME)) <= outcomes["ok"]
+        charges = Counter(entry.query_id for entry in BudgetStore.open(found.place, create=False).history(NAME))
+        assert len(charges) <= outcomes["ok"]
+        assert len(charges) == len(lines)
 
 
 def test_two_thousand_broken_conversations_beside_grpc():
