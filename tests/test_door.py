@@ -29,6 +29,7 @@ FROM_DATA = {
     "kinds": {"Column", "Reading"},
     "labels": {"class_values"},
     "open_rows": None,
+    "own_images": {"ImageFormat", "images_like", "is_folder_of_classes", "read_images", "seal_folders"},
     "parquet": set(),
     "partitions": None,
     "released": None,
@@ -58,6 +59,7 @@ EXCUSED = {
     ("service/jobs.py", "calls fingerprint"): "a job's process has sealed the labels that the service serves",
     ("service/worker.py", "calls fingerprint"): "a job's process has sealed the labels that the service serves",
     ("service/worker.py", "makes a LabelVault"): "of made-up labels, to try a job before it is paid for",
+    ("service/worker.py", "makes a UserVault"): "of made-up labels, to try a job before it is paid for",
     ("choosing/predict.py", "calls DictReader"): "of results that ship with the library",
 }  # fmt: skip
 
