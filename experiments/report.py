@@ -49,7 +49,17 @@ def paper_table(table: Table, runs: list[Run], lines: list[Record]) -> str:
         for run in settings
     ]
     quick = any(run.settings.get("quick") for run in runs)
-    return "\n".join([f"{table.name}: {table.title}", "", markdown(rows), "", *_remarks(table, runs, quick)])
+    lacking = [run for run in settings if not records.of_setting(lines, run)]
+    said = _remarks(table, runs, quick) + ([f"No line yet: {_named(lacking)}."] if lacking else [])
+    return "\n".join([f"{table.name}: {table.title}", "", markdown(rows), "", *said])
+
+
+def _named(runs: list[Run]) -> str:
+    """Methods, and at which ε."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        found.setdefault(f"{run.dataset} {run.method}", []).append(run.epsilon)
+    return "; ".join(f"{name} at ε = {', '.join(f'{e:g}' for e in sorted(set(at)))}" for name, at in found.items())
 
 
 def _remarks(table: Table, runs: list[Run], quick: bool) -> list[str]:

@@ -35,8 +35,12 @@ def reproduce(
     device: str | None = None,
     out: Path | None = None,
     jobs: int = 1,
+    recorded: bool = False,
 ) -> str:
-    """Train what has no line in `out` yet (by default in experiments/results) and return the table as text."""
+    """Train what has no line in `out` yet (by default in experiments/results) and return the table as text.
+
+    Where only what was `recorded` is asked for, nothing is trained, and what has no line is named.
+    """
     known = tables()
     if name not in known:
         raise ValueError(f"no table {name!r} is known here; there are {', '.join(known)}")
@@ -44,7 +48,7 @@ def reproduce(
     runs = select(table.runs(seeds=seeds, quick=quick), epsilons, methods)
     target: Path = out or table.results(quick)
     left = records.missing(runs, records.read(target))
-    if left:
+    if left and not recorded:
         _train(left, len(runs) - len(left), target, device, jobs)
     return f"{paper_table(table, runs, records.read(target))}\nOne line per run: {target}"
 

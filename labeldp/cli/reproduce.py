@@ -20,6 +20,7 @@ _INDEX = Path("experiments") / "tables.toml"
 @click.command("reproduce")
 @click.argument("table", required=False)
 @click.option("--list", "show_list", is_flag=True, help="Show the tables there are.")
+@click.option("--recorded", is_flag=True, help="Train nothing: print what was recorded, and name what was not.")
 @click.option("--quick", is_flag=True, help="One seed and few epochs; kept apart from the results.")
 @click.option("--seeds", type=click.IntRange(1), help="Runs per setting.  [default: as the settings say]")
 @click.option("--epsilon", "epsilons", type=float, multiple=True, help="Only this epsilon (may be repeated).")
@@ -31,6 +32,7 @@ _INDEX = Path("experiments") / "tables.toml"
 def reproduce_table(
     table: str | None,
     show_list: bool,
+    recorded: bool,
     quick: bool,
     seeds: int | None,
     epsilons: tuple[float, ...],
@@ -47,6 +49,7 @@ def reproduce_table(
 
     \b
     labeldp reproduce --list
+    labeldp reproduce ghazi2024-table6 --recorded
     labeldp reproduce ghazi2021-table4 --epsilon 1 --epsilon 2 --method lp-2st
     """
     if (table is None) != show_list:
@@ -55,6 +58,7 @@ def reproduce_table(
         raise OptionError("--quick is one seed; leave out --seeds")
     runner = _experiments()
     how = {"quick": quick, "seeds": seeds, "epsilons": epsilons, "methods": methods, "device": device}
+    how |= {"recorded": recorded}
     click.echo(runner.known_tables() if table is None else runner.reproduce(table, **how, out=out, jobs=jobs))
 
 

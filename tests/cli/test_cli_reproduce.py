@@ -121,6 +121,19 @@ def test_finished_runs_are_not_trained_again(folder, labeldp_here):
     assert [line["seed"] for line in records.read(out)] == [1, 2, 3]
 
 
+def test_what_was_recorded_is_printed_and_the_rest_named(folder, labeldp_here):
+    labeldp_here("reproduce", TABLE, "--method", "lp-1st", "--epsilon", "2", "--seeds", "1")
+    out = folder / "results" / "tiny.jsonl"
+    before = out.read_text()
+    code, said, told = labeldp_here("reproduce", TABLE, "--recorded")
+    assert (code, told, out.read_text()) == (0, "", before)
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in said.splitlines() if row.startswith("|")]
+    assert rows[2][1:4] == ["lp-1st", "forward, 3 epochs", "2"]
+    assert rows[2][4].endswith("(1)")
+    assert {row[4] for row in rows[3:]} == {"not run"}
+    assert f"No line yet: {synthetic.NAME} lp-1st at ε = inf; {synthetic.NAME} lp-2st at ε = 2;" in said
+
+
 def test_a_finished_table_needs_no_pytorch(folder, labeldp_here):
     only = ("reproduce", TABLE, "--method", "lp-1st", "--epsilon", "2", "--seeds", "1")
     labeldp_here(*only)
