@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import safetensors.numpy
-from safetensors import SafetensorError
 
 from labeldp.core.vault import MechanismError
 from labeldp.mechanisms.counts import GaussianNoise, GroupCounts, LaplaceNoise
@@ -659,14 +658,28 @@ FAILED = safetensors.numpy.save({}, {"release": json.dumps({"kind": "failed"})})
 
 def unpack(content: bytes | memoryview, mechanism: Any) -> Any:
     """Return the release that a mechanism was asked for."""
-    content = bytes(content)
     try:
-        arrays = safetensors.numpy.load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        plain = json.loads(header["__metadata__"]["release"])
+        arrays, plain = _read(memoryview(content))
         return _rebuilt(plain.pop("kind"), plain, arrays, mechanism)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise WireError(f"the service sent a release that cannot be read ({type(error).__name__})") from None
+
+
+# Kinds of numbers in a release, as safetensors calls them.
+_KINDS = {"BOOL": "?", "U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8", "I8": "i1", "I16": "<i2", "I32": "<i4",
+          "I64": "<i8", "F32": "<f4", "F64": "<f8"}  # fmt: skip
+
+
+def _read(content: memoryview) -> tuple[dict[str, Array], Settings]:
+    """Return the arrays of a safetensors file and what it says, read where they lie: the library copies them twice."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(bytes(content[8:end]))
+    said, data, arrays = json.loads(header.pop("__metadata__")["release"]), content[end:], dict[str, Array]()
+    for name, each in header.items():
+        first, last = each["data_offsets"]
+        found = np.frombuffer(data[first:last], _KINDS[each["dtype"]]).reshape(each["shape"])
+        arrays[name] = np.require(found, requirements="A")
+    return arrays, said
 
 
 def _rebuilt(kind: str, plain: Settings, arrays: Mapping[str, Array], mechanism: Any) -> Any:
