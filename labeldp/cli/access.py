@@ -199,7 +199,7 @@ def verify(file: Path | None, signer: tuple[str, ...], where: str, key: Path | N
     """
     from labeldp.results.signing import public_key
     from labeldp.service import log, logbook
-    from labeldp.service.audit import problems_of_store
+    from labeldp.service.logbook import problems_of_store
 
     signers = [public_key(each) for each in signer]
     lines = log.load(file) if file is not None else logbook.read(_opened(where, key)[0])

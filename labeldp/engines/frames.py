@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from labeldp.atomic import rename
 from labeldp.budgets.journal import Journal
 from labeldp.data import partitions
 from labeldp.data.labels import class_values
@@ -213,7 +214,7 @@ def write(frame: DataFrame, folder: Path) -> None:
     except Exception as error:
         said = _first_refusal(str(error))
         raise TableError(said or f"Spark could not write {str(folder)!r} ({type(error).__name__})") from None
-    draft.rename(folder)
+    rename(draft, folder)
 
 
 def collected(frame: DataFrame) -> pa.Table:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labeldp.atomic import check_room, flush, replacing
+from labeldp.atomic import check_room, flush, rename, replacing
 from labeldp.budgets.journal import Journal
 from labeldp.core import random as randomness
 from labeldp.core.events import Event
@@ -130,8 +130,7 @@ class Run:
             key.unlink()
             flush(self.folder)
         shutil.rmtree(self.snapshot, ignore_errors=True)
-        os.rename(self.output, self.target)
-        flush(self.target.parent)
+        rename(self.output, self.target)
 
 
 @contextmanager

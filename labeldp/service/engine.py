@@ -205,7 +205,7 @@ class Engine:
         served, chosen = self.served[ask.dataset], self.choice(ask.dataset, ask.rows)
         wire.check_size(ask.verb, ask.settings, chosen.count, served.vault.num_classes)
         with self.alone(person.name, ask.request) as repeated:
-            digest = hashlib.sha256(_canonical([ask.dataset, ask.rows, ask.verb, ask.given, ask.plan_id]))
+            digest = hashlib.sha256(_encoded([ask.dataset, ask.rows, ask.verb, ask.given, ask.plan_id]).encode())
             arriving = _Arriving(parts(digest), chosen.count if wire.streams(ask.verb, ask.settings) else None)
             line = self._line(person, ask) if ask.again or repeated else None
             if line is not None:
@@ -363,7 +363,13 @@ class Engine:
                 else:
                     number = self._charged(connection, books[job.ask.dataset], job, new)
                     drawn.add(key)
-                    new.append((job, number, self._entry(job, number)))
+                    ask = job.ask
+                    entry = {
+                        "kind": "release", "who": job.person.name, "dataset": ask.dataset, "request": ask.request,
+                        "verb": ask.verb, **job.price, "charge": number, "question": job.digest,
+                        "released": job.released,
+                    }  # fmt: skip
+                    new.append((job, number, entry))
             except Exception as error:
                 answers.append((job, error))
         first, *others = books.values()
@@ -407,12 +413,6 @@ class Engine:
             if number not in used and _same(charge, job.charge):
                 return number
         raise WireError(_not_in(plan_id))
-
-    def _entry(self, job: _Job, number: int) -> dict[str, Any]:
-        return {
-            "kind": "release", "who": job.person.name, "dataset": job.ask.dataset, "request": job.ask.request,
-            "verb": job.ask.verb, **job.price, "charge": number, "question": job.digest, "released": job.released,
-        }  # fmt: skip
 
     @contextmanager
     def writing(self, dataset: str) -> Generator[Books]:
@@ -498,7 +498,3 @@ def _same(one: Charge, other: Charge) -> bool:
 
 def _not_in(plan_id: str) -> str:
     return f"the query is not in the plan {plan_id!r}, or was drawn; a plan is fixed before its first query"
-
-
-def _canonical(values: Any) -> bytes:
-    return _encoded(values).encode()

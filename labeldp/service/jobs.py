@@ -260,7 +260,9 @@ class Jobs:
             raise StoreError("the job would be charged otherwise than its analyst has said; nothing was charged")
         if job.paid:
             return
-        engine, line, rows = self._engine, job.line, self._rows(job)
+        engine, line = self._engine, job.line
+        chosen = self._folder / line["folder"] / "rows.npy"
+        rows = np.load(chosen, allow_pickle=False) if chosen.exists() else None
         served = engine.served[line["dataset"]]
         payers, count = served.payers(rows), len(served.vault) if rows is None else len(rows)
         charges = [Charge(_event(event), times, payers) for event, times in plan]
@@ -283,10 +285,6 @@ class Jobs:
             books.connection.execute(sa.insert(JOBS).values(**sealed_line(engine.database.key, **line)))
         job.paid = True
         job.settled.set_result(None)
-
-    def _rows(self, job: _Running) -> Any:
-        file = self._folder / job.line["folder"] / "rows.npy"
-        return np.load(file, allow_pickle=False) if file.exists() else None
 
     def _end(self, job: _Running, state: str, why: str, said: Mapping[str, Any], release: bytes | None) -> None:
         """Write down how a job that was paid for has ended, with what it releases, in one transaction."""

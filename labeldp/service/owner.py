@@ -24,7 +24,7 @@ from labeldp.results.charts import DARK, LIGHT, Axis, Series, chart
 from labeldp.results.report import Table
 from labeldp.service import log, logbook
 from labeldp.service.access import Access
-from labeldp.service.audit import problems_of_store
+from labeldp.service.logbook import problems_of_store
 from labeldp.service.tables import REQUESTS
 
 # Lines of one chart beside that of all together, points of a line that are composed, and entries of the log shown.

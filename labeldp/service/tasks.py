@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from labeldp.core.vault import LabelVault
 from labeldp.learning import projections, teachers
-from labeldp.learning.optimisers import Lars, MakeOptimizer, Schedule, constant
+from labeldp.learning.optimisers import Lars, MakeOptimizer, constant
 from labeldp.learning.progress import Report
 from labeldp.mechanisms.gradients.layers import cross_entropy
 from labeldp.mechanisms.gradients.sums import DiameterBound, NormBound
@@ -199,11 +199,6 @@ def _plain_optimizer(optimizer: MakeOptimizer) -> Settings:
     return {"kind": kind, "thin": None if decay == first["weight_decay"] else decay, **plain}
 
 
-def _schedule(values: list[float] | None) -> Schedule:
-    """Return the schedule that has these values, one for each step; the peak throughout where there are none."""
-    return constant() if values is None else lambda done: values[min(len(values) - 1, round(done * len(values)))]
-
-
 _NETWORK = {"network": checked_network, "frozen": listed(10_000, integer(0, 10_000)), "training": flag}
 _AVERAGE = optional(_SHARE)
 _PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -261,7 +256,12 @@ def of_descent(given: Mapping[str, Any], noise: float, steps: int) -> Task:
         noise: the multiplier that its ε, or its length, came to.
         steps: how many it came to.
     """
-    _refuse_loss(given)
+    if given["loss"] is not cross_entropy:
+        raise ValueError("a loss of your own cannot be sent to a service, which takes no code; leave it out")
+    model, inputs = given["model"], given["inputs"]
+    modes = {each.training for each in model.modules()}
+    if len(modes) > 1:
+        raise ValueError("some layers of the model train and others do not, which a service cannot be told; set one")
     denoiser, schedule = given["denoiser"] or labeldp_pro.no_op(), given["schedule"]
     optimizer = given["optimizer"] or labeldp_pro.sgd(0.1, momentum=0.0, weight_decay=0.0)
     factors = None if schedule is None else [float(schedule(step / steps)) for step in range(steps)]
@@ -273,8 +273,10 @@ def of_descent(given: Mapping[str, Any], noise: float, steps: int) -> Task:
         "optimizer": _plain_optimizer(optimizer),
         "schedule": None if factors is None or set(factors) == {1.0} else factors,
         "average": given["average"], "radius": given["radius"], "seed": given["seed"], "precision": precision,
+        "network": describe(model), "frozen": frozen_in(model), "training": modes.pop(),
     }  # fmt: skip
-    return _of_network("labeldp_pro.train", plain, given, denoiser.projection is None)
+    key = _key("labeldp_pro.train", denoiser.projection is None)
+    return Task(key, plain, weights_of(model), inputs if isinstance(inputs, tuple) else (inputs,))
 
 
 def of_votes(mechanism: TeacherVotes) -> Task:
@@ -290,20 +292,6 @@ def of_votes(mechanism: TeacherVotes) -> Task:
     plain |= {"kind": teach.kind, "ridge": teach.ridge, "at_once": min(mechanism.at_once, 1000)}
     tensors = {"queries": teach.queries.detach().cpu().contiguous()}
     return Task(_key("pate.train"), plain, tensors, (teach.features,))
-
-
-def _of_network(function: str, plain: Settings, given: Mapping[str, Any], bare: bool | None = None) -> Task:
-    model, inputs = given["model"], given["inputs"]
-    modes = {each.training for each in model.modules()}
-    if len(modes) > 1:
-        raise ValueError("some layers of the model train and others do not, which a service cannot be told; set one")
-    plain |= {"network": describe(model), "frozen": frozen_in(model), "training": modes.pop()}
-    return Task(_key(function, bare), plain, weights_of(model), inputs if isinstance(inputs, tuple) else (inputs,))
-
-
-def _refuse_loss(given: Mapping[str, Any]) -> None:
-    if given["loss"] is not cross_entropy:
-        raise ValueError("a loss of your own cannot be sent to a service, which takes no code; leave it out")
 
 
 def _key(function: str, bare: bool | None = None) -> str:
@@ -369,7 +357,11 @@ def run(
     given = {name: settings[name] for name in names}
     given["every"] = max(1, steps_of(settings) // 100)
     if "schedule" in given:
-        given["schedule"] = _schedule(given["schedule"])
+        # Values of the schedule, one for each step; the peak throughout where there are none.
+        values = given["schedule"]
+        given["schedule"] = (
+            constant() if values is None else lambda done: values[min(len(values) - 1, round(done * len(values)))]
+        )
         given["precision"] = None if given["precision"] is None else _PRECISIONS[given["precision"]]
     function = BY_KEY[key].function()
     return weights_of(function(model, columns, vault, folder=folder, report=report, **given))

@@ -118,7 +118,7 @@ def once(folder, which, kill):
         if kill == "done":
             patch.setattr(runs.shutil, "rmtree", die)
         if kill == "named":
-            patch.setattr(runs, "flush", lambda path: path == folder and die())
+            patch.setattr("labeldp.atomic.flush", lambda path: path == folder and die())
         run.finish()
 
 

@@ -169,7 +169,7 @@ def left(where, key):
     """What is in the store: requests with the hashes of their releases, and how many charges there are."""
     from labeldp.budgets.store import BudgetStore
     from labeldp.service import log, logbook
-    from labeldp.service.audit import problems_of_store
+    from labeldp.service.logbook import problems_of_store
     from labeldp.service.tables import REQUESTS, open_service
 
     database = open_service(where, key)

@@ -16,9 +16,9 @@ from labeldp.mechanisms.moments import Moments
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.service import logbook
 from labeldp.service.access import Access
-from labeldp.service.audit import problems_of_store
 from labeldp.service.client import ServiceError
 from labeldp.service.engine import Engine
+from labeldp.service.logbook import problems_of_store
 from labeldp.service.wire import WireError
 from tests.service.asking import ask, bound, header
 from tests.service.servicehelp import NAME, labels, names, service

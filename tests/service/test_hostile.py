@@ -14,7 +14,7 @@ from labeldp.core.vault import MechanismError
 from labeldp.mechanisms.counts import GroupCounts, LaplaceNoise
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.service import log, logbook, wire
-from labeldp.service.audit import problems_of_store
+from labeldp.service.logbook import problems_of_store
 from labeldp.service.wire import WireError
 from tests.service.asking import ask, bound, header
 from tests.service.hostile import CLASSES, KINDS, ROWS, WRONG, Fuzzer, changed, mechanisms, places

@@ -25,10 +25,10 @@ from labeldp.recipes import labeldp_pro, pate  # noqa: E402
 from labeldp.recipes.catalogue import RECIPES  # noqa: E402
 from labeldp.service import jobs as jobs_module  # noqa: E402
 from labeldp.service import logbook, networks, tasks, wire, worker  # noqa: E402
-from labeldp.service.audit import problems_of_store  # noqa: E402
 from labeldp.service.client import ServiceError  # noqa: E402
 from labeldp.service.jobs import Jobs  # noqa: E402
 from labeldp.service.limits import Limits  # noqa: E402
+from labeldp.service.logbook import problems_of_store  # noqa: E402
 from labeldp.service.source import Source  # noqa: E402
 from labeldp.service.wire import BusyError, WireError  # noqa: E402
 from tests.service.asking import ask, bound, header  # noqa: E402

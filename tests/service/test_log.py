@@ -11,8 +11,7 @@ pytest.importorskip("sqlalchemy", reason="a service keeps its books in a databas
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.results.signing import SigningKey
 from labeldp.service import log, logbook
-from labeldp.service.audit import problems_of_store
-from labeldp.service.logbook import Witness
+from labeldp.service.logbook import Witness, problems_of_store
 from tests.service.servicehelp import labels, service
 
 

@@ -19,7 +19,7 @@ from labeldp.mechanisms.counts import LaplaceNoise
 from labeldp.mechanisms.moments import GridSum, Moments
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.service import log, logbook, near, wire
-from labeldp.service.audit import problems_of_store
+from labeldp.service.logbook import problems_of_store
 from labeldp.service.wire import AccessError, WireError
 from tests.service.asking import ask, bound, header
 from tests.service.servicehelp import NAME, labels, service

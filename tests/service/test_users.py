@@ -19,7 +19,7 @@ from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.user_responses import UserResponse
 from labeldp.mechanisms.users import UserVault
 from labeldp.service import log, logbook, wire
-from labeldp.service.audit import problems_of_store
+from labeldp.service.logbook import problems_of_store
 from labeldp.service.owner import page
 from labeldp.service.wire import WireError
 from tests.service.asking import ask, bound, header

@@ -16,7 +16,7 @@ from labeldp.budgets.store import BudgetStore
 from labeldp.core.ledger import Budget
 from labeldp.mechanisms.user_responses import UserResponse
 from labeldp.service import log, logbook
-from labeldp.service.audit import problems_of_store
+from labeldp.service.logbook import problems_of_store
 from tests.budgets.conftest import database, place, server  # noqa: F401
 from tests.service import test_jobs as jobs
 from tests.service import test_near as near
