@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from labeldp.budgets.journal import Journal
@@ -174,6 +175,37 @@ def test_a_stable_id_passes_although_other_columns_are_random(frame, tmp_path):
 
     noisy = frame.withColumn("x", F.rand())
     assert engine.privatize(noisy, **ASK, out=tmp_path / "out").frame.count() == ROWS
+
+
+def test_labels_and_priors_that_are_computed_anew_each_time_are_written_down_first(frame, known, tmp_path, monkeypatch):
+    """Stopped when it was paid for, and called again: what was there at first is answered, for one charge."""
+    import pyspark.sql.functions as F
+
+    from labeldp.engines import spark as engine
+    from labeldp.engines.runs import Run
+
+    at_random = F.expr("element_at(array('no', 'perhaps', 'yes'), cast(1 + floor(rand() * 3) as int))")
+    restless = frame.withColumn("y", at_random).withColumn("p1", F.rand())
+    ask = {**ASK, "prior_columns": ["p0", "p1", "p2"], "out": tmp_path / "out"}
+    journal, pay = Journal.open(tmp_path / "journal", Budget(5.0)), Run.pay
+
+    def stop_after(self, *args):
+        pay(self, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "pay", stop_after)
+    with pytest.raises(KeyboardInterrupt):
+        engine.privatize(restless, **ask, journal=journal)
+    monkeypatch.setattr(Run, "pay", pay)
+    written = pq.read_table(tmp_path / ".out.run" / "snapshot")
+    private = engine.privatize(restless, **ask, journal=journal)
+    codes = np.array([CLASSES.index(one) for one in written.column("y").to_pylist()], dtype=np.uint8)
+    prior = np.stack([written.column(f"p{k}").to_numpy() for k in range(3)], axis=1)
+    source = KeyedRandom(KEY, NAME, written.column("row_id").to_numpy())
+    expected = checked("y", CLASSES, 1.0, prior_columns=["p0", "p1", "p2"]).randomizer(prior).sample(codes, source)
+    said = [CLASSES[code] for code in expected.responses]
+    assert by_id(private.frame) == dict(zip(written.column("row_id").to_pylist(), said, strict=True))
+    assert len(journal.queries()) == 1
 
 
 def test_a_budget_is_charged_once_and_holds(frame, tmp_path):
