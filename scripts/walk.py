@@ -34,7 +34,7 @@ STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "the report page in a browser, at three widths",
         (*_TEST, "tests/results/test_browser.py", "tests/results/test_page.py"),
     ),
-    "site": ("the site without a warning", (PYTHON, "-m", "mkdocs", "build", "--strict", "--quiet")),
+    "site": ("the site without a warning", (PYTHON, "-m", "mkdocs", "build", "--strict")),
     "wheel": (
         "wheel and source in empty environments: README, demo, tutorials",
         (PYTHON, "scripts/try_wheel.py", "--tutorials"),
