@@ -220,9 +220,17 @@ def verify(file: Path | None, signer: tuple[str, ...], where: str, key: Path | N
 @click.option("--token", envvar="LABELDP_TOKEN", show_envvar=True, help="Your token from labeldp access token.")
 @click.option("--root-certs", type=click.Path(path_type=Path), help="PEM file of the authority that signed the "
               "service's certificate.")  # fmt: skip
+@click.option("--client-cert", type=click.Path(path_type=Path), help="PEM file with your own certificate and its "
+              "private key, if the service wants one.")  # fmt: skip
 @with_store
 def export(
-    file: Path, vault: str | None, token: str | None, root_certs: Path | None, where: str, key: Path | None
+    file: Path,
+    vault: str | None,
+    token: str | None,
+    root_certs: Path | None,
+    client_cert: Path | None,
+    where: str,
+    key: Path | None,
 ) -> None:
     """Write the log to FILE.
 
@@ -235,8 +243,8 @@ def export(
     if vault is not None:
         from labeldp.service.client import Connection, read_log
 
-        certs = None if root_certs is None else root_certs.read_bytes()
-        lines = read_log(Connection(vault, token or "", certs))
+        certs, own = (None if each is None else each.read_bytes() for each in (root_certs, client_cert))
+        lines = read_log(Connection(vault, token or "", certs, client_cert=own))
     else:
         from labeldp.service import logbook
 

@@ -64,6 +64,8 @@ def log_key(where: str, given: Path | None) -> SigningKey:
               "with --tls-cert and --tls-key.")  # fmt: skip
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="The certificate chain, as a PEM file.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The private key of the certificate, as a PEM file.")
+@click.option("--tls-clients", type=click.Path(path_type=Path), help="PEM file of an authority: clients must show a "
+              "certificate that it signed, beside their token.")  # fmt: skip
 @click.option("--metrics", metavar="HOST:PORT", help="Answer /metrics (Prometheus) and /health over plain HTTP here, "
               "for a collector on the same machine.")  # fmt: skip
 @click.option("--per-second", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True,
@@ -97,6 +99,7 @@ def serve(
     listen: str,
     tls_cert: Path | None,
     tls_key: Path | None,
+    tls_clients: Path | None,
     metrics: str | None,
     per_second: float,
     witness: Path | None,
@@ -135,6 +138,8 @@ def serve(
         check_range(bounds)
     tls = _tls(tls_cert, tls_key)
     check_address(listen, tls is not None)
+    if tls_clients is not None and not listen.startswith("grpc+tls://"):
+        raise OptionError(f"--tls-clients means nothing at {listen}, where nobody shows a certificate; leave it out")
     called = name or table.name.partition(".")[0]
     source = Source(str(table), label, id_column, tuple(classes or ()), bounds or None, delimiter, user)
     served = Served.of_source(called, source)
@@ -144,7 +149,8 @@ def serve(
         settled = delta if delta is not None else usual_delta(served.units) if known is None else known
         store.create(called, served.vault, Budget(epsilon, settled))
     server = _made(
-        served, where, key, listen, tls, log_key(where, log_key_file), witness, accept_rollback, per_second, quiet,
+        served, where, key, listen, tls, _content(tls_clients), log_key(where, log_key_file), witness,
+        accept_rollback, per_second, quiet,
         _limits(jobs, job_seconds, job_memory), _job_folder(where, job_folder),
     )  # fmt: skip
     pages = _pages(server, metrics)
@@ -164,6 +170,7 @@ def _made(
     key: Path | None,
     listen: str,
     tls: tuple[bytes, bytes] | None,
+    clients: bytes | None,
     signer: SigningKey,
     witness: Path | None,
     accept_rollback: str | None,
@@ -199,7 +206,8 @@ def _made(
 
         jobs = Jobs(engine, job_folder, limits)
     return Server(
-        engine, Access(database), listen, tls=tls, limit=limit, metrics=Metrics() if quiet else to_stderr(), jobs=jobs
+        engine, Access(database), listen, tls=tls, clients=clients, limit=limit,
+        metrics=Metrics() if quiet else to_stderr(), jobs=jobs,
     )  # fmt: skip
 
 
@@ -223,6 +231,10 @@ def _witness(where: str, given: Path | None) -> Any:
         return Witness(given)
     # Several servers of one database would each have seen another end.
     return None if "://" in where else Witness(Path(f"{Path(where).expanduser()}.witness"))
+
+
+def _content(file: Path | None) -> bytes | None:
+    return None if file is None else file.read_bytes()
 
 
 def _tls(cert: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
@@ -271,7 +283,9 @@ def _pages(server: Server, where: str | None) -> ThreadingHTTPServer | None:
 @click.argument("address")
 @click.option("--root-certs", type=click.Path(path_type=Path), help="PEM file of the authority that signed the "
               "service's certificate.")  # fmt: skip
-def health(address: str, root_certs: Path | None) -> None:
+@click.option("--client-cert", type=click.Path(path_type=Path), help="PEM file with your own certificate and its "
+              "private key, if the service wants one.")  # fmt: skip
+def health(address: str, root_certs: Path | None, client_cert: Path | None) -> None:
     """Check that a service is running.
 
     The exit code is 0 if it is, and 2 with a sentence if not.
@@ -279,7 +293,8 @@ def health(address: str, root_certs: Path | None) -> None:
     from labeldp.service.client import Connection, ServiceError
 
     try:
-        found = Connection(address, "", None if root_certs is None else root_certs.read_bytes(), tries=1).act("health")
+        known = _content(root_certs), 1, _content(client_cert)
+        found = Connection(address, "", *known).act("health")
     except ServiceError as error:
         raise OptionError(str(error)) from None
     click.echo(json.dumps(found))

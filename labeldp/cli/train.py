@@ -61,13 +61,15 @@ def with_vault(command: Any) -> Any:
     """Add the options that say which service has the labels."""
     certs = click.option("--root-certs", type=click.Path(path_type=Path), help="PEM file of the authority that "
                          "signed the service's certificate.  [default: the system's own]")  # fmt: skip
+    own = click.option("--client-cert", type=click.Path(path_type=Path), help="PEM file with your own certificate and "
+                       "its private key, if the service wants one.")  # fmt: skip
     name = click.option("--dataset", help="The name of the labels at the service.  [default: the table's name without "
                         "its ending]")  # fmt: skip
     token = click.option("--token", envvar="LABELDP_TOKEN", show_envvar=True, help="Your token from labeldp access "
                          "token. Others on this machine can see the command line, so use the environment.")  # fmt: skip
     vault = click.option("--vault", metavar="ADDRESS", help="Query labels that labeldp serve keeps at this address. "
                          "TABLE then has no label, and --id identifies its rows.")  # fmt: skip
-    return vault(token(name(certs(command))))
+    return vault(token(name(certs(own(command)))))
 
 
 @click.command()
@@ -127,6 +129,7 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     token: str | None,
     dataset: str | None,
     root_certs: Path | None,
+    client_cert: Path | None,
     certificate: Path | None,
     class_weight: tuple[str, ...] | None,
     columns: dict[str, Any],
@@ -198,10 +201,11 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
     idle = {"label": label, "classes": classes, "range": bounds, "user": user, "store": store, "key": key}
     if vault is not None:
         refuse_idle("labels behind a service (--vault)", certificate=certificate, **idle, **for_images)
-        data, delta = _behind(vault, table, token, dataset, root_certs, how, delta)
+        data, delta = _behind(vault, table, token, dataset, (root_certs, client_cert), how, delta)
         task, bounds = TASKS[data.bounds is not None], data.bounds
     else:
-        refuse_idle("labels that lie in TABLE", dataset=dataset, **{"root-certs": root_certs})
+        only_there = {"dataset": dataset, "root-certs": root_certs, "client-cert": client_cert}
+        refuse_idle("labels that lie in TABLE", **only_there)
     _check_task(task, method, None if note else classes, bounds, delta)
     signer = None if sign is None else signing_key(sign)
     team, device = ctx.with_resource(_in_step(device, table))
@@ -393,7 +397,7 @@ def _behind(
     table: str,
     token: str | None,
     dataset: str | None,
-    root_certs: Path | None,
+    known_by: tuple[Path | None, Path | None],
     how: Mapping[str, Any],
     delta: float | None,
 ) -> tuple[PrivateData, float | None]:
@@ -409,13 +413,13 @@ def _behind(
     if not Path(table).is_file():
         raise OptionError(f"there is no file {table!r}; name the Parquet or CSV file that has the features")
     called = dataset or Path(table).name.partition(".")[0]
-    certs = None if root_certs is None else root_certs.read_bytes()
-    facts = Connection(address, token, certs).act("describe", dataset=called)
+    certs, own = (None if each is None else each.read_bytes() for each in known_by)
+    facts = Connection(address, token, certs, client_cert=own).act("describe", dataset=called)
     bounds = None if facts["bounds"] is None else (float(facts["bounds"][0]), float(facts["bounds"][1]))
 
     def labels() -> RemoteVault:
         ids = read_ids(Path(table), how["ids"], how["delimiter"])
-        return RemoteVault(address, token=token, dataset=called, ids=ids, root_certs=certs)
+        return RemoteVault(address, token=token, dataset=called, ids=ids, root_certs=certs, client_cert=own)
 
     kinds = {name: how[name] for name in ("number", "category", "text", "date")}
     rest = {name: how[name] for name in ("users", "ids", "drop", "test", "delimiter")}

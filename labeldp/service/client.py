@@ -69,15 +69,24 @@ class Connection:
         address: grpc+unix:///path/to/socket or grpc+tls://host:port.
         token: of `labeldp access token`.
         root_certs: PEM of who signed the service's certificate; the system's own when None.
+        client_cert: PEM with a certificate of one's own and its private key, for a service that wants one.
         tries: how often a call is sent before the service counts as gone.
     """
 
-    def __init__(self, address: str, token: str, root_certs: bytes | None = None, tries: int = _TRIES) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        root_certs: bytes | None = None,
+        tries: int = _TRIES,
+        client_cert: bytes | None = None,
+    ) -> None:
         if not address.startswith(("grpc+unix://", "grpc+tls://")):
             raise ValueError(f"address={address!r} is neither grpc+unix:///path nor grpc+tls://host:port; give one")
         self.address, self._tries = address, tries
         self._options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
         more: dict[str, Any] = {} if root_certs is None else {"tls_root_certs": root_certs}
+        more |= {} if client_cert is None else {"cert_chain": client_cert, "private_key": client_cert}
         self._make: Callable[[], Any] = lambda: flight.FlightClient(address, **more)
         self._client = self._make()
         # Lines to a service on this machine that nobody is using.
@@ -215,7 +224,10 @@ class Connection:
             self._client = self._make()
         # gRPC does not say that it was the certificate.
         tls = self.address.startswith("grpc+tls")
-        trusted = ", the certificate of who signed its own (root_certs, --root-certs)" if tls else ""
+        given = (
+            "the certificate of who signed its own (root_certs, --root-certs), yours if it wants one (--client-cert)"
+        )
+        trusted = f", {given}" if tls else ""
         raise ServiceError(
             f"the service at {self.address} cannot be reached ({failed}); check the address{trusted}, and ask its owner"
         )
@@ -447,14 +459,22 @@ class RemoteVault(LabelVault):
         ids: one public id per row of this vault, in any order: whole numbers or texts. Ids that the service does not
             know are counted and refused.
         root_certs: PEM of who signed the service's certificate; the system's own when None.
+        client_cert: PEM with a certificate of one's own and its private key, for a service that wants one.
 
     A data set of numbers makes a `RemoteValueVault`, one that protects all labels of a user a `RemoteUserVault`.
     """
 
     def __init__(
-        self, address: str, *, token: str, dataset: str, ids: Iterable[Any], root_certs: bytes | None = None
+        self,
+        address: str,
+        *,
+        token: str,
+        dataset: str,
+        ids: Iterable[Any],
+        root_certs: bytes | None = None,
+        client_cert: bytes | None = None,
     ) -> None:
-        connection = Connection(address, token, root_certs)
+        connection = Connection(address, token, root_certs, client_cert=client_cert)
         facts = connection.act("describe", dataset=dataset)
         known = texts(ids)
         if facts["grid"] is not None:

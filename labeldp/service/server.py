@@ -143,6 +143,7 @@ class Server(flight.FlightServerBase):
         access: knows who asks.
         listen: grpc+unix:///path/to/socket, or grpc+tls://host:port.
         tls: certificate chain and private key, as PEM, where it listens on a network.
+        clients: PEM of the authority whose certificates clients must show; None lets in everybody with a token.
         limit: how often a person may ask.
         most_bytes: that one call may send.
         metrics: counts calls.
@@ -156,6 +157,7 @@ class Server(flight.FlightServerBase):
         listen: str,
         *,
         tls: tuple[bytes, bytes] | None = None,
+        clients: bytes | None = None,
         limit: RateLimit | None = None,
         most_bytes: int = 1 << 36,
         metrics: Metrics | None = None,
@@ -170,6 +172,7 @@ class Server(flight.FlightServerBase):
         self._open, self._closing, self._idle = 0, False, threading.Condition()
         super().__init__(
             listen, middleware={"token": _Tokens()}, tls_certificates=None if tls is None else [tls],
+            verify_client=clients is not None, root_certificates=clients,
         )  # fmt: skip
         place = near.beside(listen)
         self._door = None if place is None else near.Door(place, place.with_suffix(""), self._ask_near)

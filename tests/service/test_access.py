@@ -21,8 +21,8 @@ from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.service import access as accesses
 from labeldp.service import wire
 from labeldp.service.access import Access, RateLimit
-from labeldp.service.client import read_log
-from labeldp.service.server import check_address
+from labeldp.service.client import Connection, RemoteVault, ServiceError, read_log
+from labeldp.service.server import Server, check_address
 from labeldp.service.wire import AccessError, BusyError, WireError
 from tests.service.asking import ask, header
 from tests.service.servicehelp import NAME, labels, names, service
@@ -259,16 +259,14 @@ def test_addresses_need_a_socket_or_tls():
         check_address("grpc+tls://localhost:0", tls=False)
 
 
-def test_tls_end_to_end(tmp_path):
+def certificates():
+    """A key and a certificate for localhost that signs itself, as PEM."""
     import datetime
     import ipaddress
 
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-
-    from labeldp.service.client import RemoteVault
-    from labeldp.service.server import Server
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
@@ -280,9 +278,30 @@ def test_tls_end_to_end(tmp_path):
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+    return cert, secret
+
+
+def test_tls_end_to_end():
+    cert, secret = certificates()
     with service(labels()[0]) as found:
         server = Server(found.engine, found.access, "grpc+tls://localhost:0", tls=(cert, secret))
         given = {"token": found.token, "dataset": NAME, "ids": names(60)}
         remote = RemoteVault(f"grpc+tls://localhost:{server.port}", root_certs=cert, **given)
         assert len(remote.release(RandomizedResponse(0.1, 3))) == 60
+        server.shutdown()
+
+
+def test_who_shows_no_certificate_of_the_owners_authority_is_not_let_in():
+    """A token by itself, or another's certificate, does not get as far as a refusal of the service."""
+    (cert, secret), mine, others = certificates(), b"".join(certificates()), b"".join(certificates())
+    with service(labels()[0]) as found:
+        server = Server(found.engine, found.access, "grpc+tls://localhost:0", tls=(cert, secret), clients=mine)
+        address = f"grpc+tls://localhost:{server.port}"
+        for own in (None, others):
+            with pytest.raises(ServiceError, match="cannot be reached"):
+                Connection(address, found.token, cert, tries=1, client_cert=own).act("describe", dataset=NAME)
+        given = {"dataset": NAME, "ids": names(60), "root_certs": cert, "client_cert": mine}
+        with pytest.raises(AccessError, match="does not count"):
+            RemoteVault(address, token="none", **given)
+        assert len(RemoteVault(address, token=found.token, **given).release(RandomizedResponse(0.1, 3))) == 60
         server.shutdown()

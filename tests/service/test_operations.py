@@ -1,6 +1,7 @@
 """A service that is stopped, watched, and fed more rows than its memory would hold."""
 
 import os
+import shlex
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from labeldp.service.wire import BusyError
 from tests.commands import labeldp
 from tests.processes import CONTEXT
 from tests.service.servicehelp import NAME, labels, service
+from tests.service.test_access import certificates
 from tests.service.test_service_page import Owner, place  # noqa: F401
 
 
@@ -76,6 +78,34 @@ def test_an_owner_with_a_file_of_options_and_a_collector(place):  # noqa: F811
     assert 'labeldp_calls_total{call="action health",verb="",outcome="ok"} 1' in pages["metrics"]
     assert pages["health"] == '{"healthy": true}\n'
     assert pages["labels"] == 404
+
+
+@pytest.mark.slow
+def test_a_service_on_the_network_wants_a_certificate_where_its_owner_says_so(place):  # noqa: F811
+    cert, secret = certificates()
+    files = {"cert.pem": cert, "key.pem": secret, "ann.pem": b"".join(certificates())}
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"grpc+tls://localhost:{free.getsockname()[1]}"
+    serve = "labeldp serve patients.parquet --id patient_id --label diagnosis --classes no,yes --epsilon 3 "
+    secured = (
+        f"{serve} --store budgets.db --listen {address} --tls-cert cert.pem --tls-key key.pem --tls-clients ann.pem"
+    )
+    owner = Owner(secured, place, place / "budgets.db.witness")
+    asked = ("health", address, "--root-certs", "cert.pem")
+    try:
+        end = time.monotonic() + 60
+        while labeldp(*asked, "--client-cert", "ann.pem", cwd=place).returncode and time.monotonic() < end:
+            time.sleep(0.1)
+        assert '"healthy": true' in labeldp(*asked, "--client-cert", "ann.pem", cwd=place, check=0).stdout
+        for others in ((), ("--client-cert", "cert.pem")):
+            assert "cannot be reached" in labeldp(*asked, *others, cwd=place, check=2).stderr
+    finally:
+        owner.stop()
+    plain = f"{serve} --store budgets.db --listen grpc+unix://{place}/s --tls-clients ann.pem"
+    refused = labeldp(*shlex.split(plain)[1:], cwd=place, check=2)
+    assert "where nobody shows a certificate" in refused.stderr
 
 
 FEW, MANY, WIDTH = 20_000, 400_000, 128
