@@ -59,8 +59,8 @@ METHODS = (
     (r"^lp-(rr|normal)-sgd", None),
     # Of these recipes `choose` offers networks, which take longer and learn more.
     (r"^linear-", None),
-    # A graph of nearest rows makes better heads at small ε, an encoder over crops at all, but users of `choose` do not
-    # get them unasked.
+    # A graph of nearest rows makes better heads at small ε, where images get one unasked; elsewhere they do not, nor an
+    # encoder over crops.
     (r"graph|crops", None),
     (r"linear-student", "one_shot+linear"),
     (r"one[ _-]?(shot|look).*prior", "one_shot_prior"),
