@@ -35,6 +35,7 @@ CASES = {
     "cifar10": ("images", 50_000, 10, 3072),
     "cifar100": ("images", 50_000, 100, 3072),
     "cinic10": ("images", 90_000, 10, 3072),
+    "fashion_mnist embeddings": ("embeddings", 60_000, 10, 512),
     "cifar10 embeddings": ("embeddings", 50_000, 10, 512),
     "cifar10 byol embeddings": ("embeddings", 50_000, 10, 512),
     "cifar100 embeddings": ("embeddings", 50_000, 100, 512),
