@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from labeldp.core.random import SecureRandom
-from labeldp.estimator.base import _TABLE
+from labeldp.estimator.reading import TABLE
 from labeldp.features.coded import Coder
 from labeldp.features.tables import Table
 from labeldp.learning.tuning import Plan, tune
@@ -85,7 +85,7 @@ def main() -> None:
         some = torch.from_numpy(np.sort(order[:HEAD_ROWS]))
         for name, size in sizes.items():
             chosen = np.sort(order[:size])
-            found = Table(**_TABLE, seed=seed).fit((table[0][chosen], table[1][chosen]))
+            found = Table(**TABLE, seed=seed).fit((table[0][chosen], table[1][chosen]))
             test = Coder(found).coded([tuple(other)])
             for epsilon in map(float, given.epsilon.split(",")):
                 shot = trained(found, tuple(table), labels, some, epsilon, seed)

@@ -161,7 +161,7 @@ class _Again:
         from sklearn.utils import check_random_state
 
         from labeldp.data.stored import whole_of
-        from labeldp.estimator.base import rows_of
+        from labeldp.estimator.reading import rows_of
         from labeldp.recipes.catalogue import BY_KEY
         from labeldp.recipes.holdout import rows_set_aside
         from labeldp.results.evaluation import evaluation_of
@@ -266,7 +266,7 @@ class _Again:
             return predictor_of(run(BY_KEY[story.method], job, task), net is not None)
 
     def _scores(self, predictor: Any) -> FloatArray:
-        from labeldp.estimator.base import logits_of_coded
+        from labeldp.estimator.reading import logits_of_coded
         from labeldp.features.coded import Coded
         from labeldp.recipes.catalogue import BY_KEY
 

@@ -45,8 +45,8 @@ from labeldp.engines import frames, passes
 from labeldp.engines.passes import Look
 from labeldp.engines.runs import Run, running
 from labeldp.estimator import serialise
-from labeldp.estimator.base import _TABLE
 from labeldp.estimator.classifier import LabelDPClassifier
+from labeldp.estimator.reading import TABLE
 from labeldp.estimator.serialise import predictor_of
 from labeldp.estimator.spending import checked_delta
 from labeldp.estimator.spending import checked_epsilon as positive_epsilon
@@ -336,7 +336,7 @@ class _Work:
 
     def _features(self, columns: tuple[Column, ...], layout: Layout, some: Any) -> TableMap:
         """Fit features on some rows, and complete them by all rows where these are more."""
-        table = Table(**_TABLE, seed=self.seed)
+        table = Table(**TABLE, seed=self.seed)
         found = table.fit(some)
         if len(some[0]) == self.rows:
             return found

@@ -1,23 +1,20 @@
-"""Share between classifier and regressor what is the same: fitting, reading features, paying, clones, and parts."""
+"""Share between classifier and regressor what is the same: fitting, paying, measuring, clones, and parts."""
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, _clone_parametrized
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import _check_n_features, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from labeldp.budgets.keys import shown_address
@@ -25,34 +22,19 @@ from labeldp.choosing.choice import Choice, choose
 from labeldp.core.certificate import Certificate
 from labeldp.core.ledger import BudgetExceededError
 from labeldp.core.vault import LabelVault
-from labeldp.data.columns import (
-    Layout,
-    arrow_table,
-    comes_in_parts,
-    conformed,
-    is_frame,
-    names_of,
-    parts_of,
-    read_array,
-    read_frame,
-    take_rows,
-)
-from labeldp.data.kinds import Column
+from labeldp.data.columns import Layout, take_rows
 from labeldp.data.released import ReleasedLabels
-from labeldp.data.stored import some_of, whole_of
+from labeldp.data.stored import whole_of
 from labeldp.estimator import serialise, spending
-from labeldp.estimator.own_model import as_given, tried
 from labeldp.estimator.progress import Reporter
-from labeldp.estimator.serialise import Arrays, Config, HeadPredictor, LiftedPredictor, Predictor, predictor_of
+from labeldp.estimator.reading import FeatureReader, rows_of, tried
+from labeldp.estimator.serialise import Arrays, Config, predictor_of
 from labeldp.estimator.weights import PUBLIC, rows_kept
-from labeldp.features.coded import Coded, Coder
+from labeldp.features.coded import Coded
 from labeldp.features.encoders import EncoderMap
-from labeldp.features.extract import Extractor, FeatureMap, features_of, sample_rows
-from labeldp.features.patches import Patches
-from labeldp.features.sparse import Projected
-from labeldp.features.tables import Table, TableMap
-from labeldp.features.text import Encode, Encoded, TableAndText, TableAndTextMap, Text
-from labeldp.learning.progress import Progress, listening
+from labeldp.features.tables import TableMap
+from labeldp.features.text import TableAndTextMap
+from labeldp.learning.progress import listening
 from labeldp.mechanisms.responses import RandomizedResponse
 from labeldp.mechanisms.users import UserVault
 from labeldp.ranks import agreed
@@ -60,74 +42,34 @@ from labeldp.recipes import holdout
 from labeldp.recipes.catalogue import AUTO, BY_KEY, RECIPES, Task, find
 from labeldp.recipes.job import Job, public_seed, run
 from labeldp.recipes.kept import bind_fit, first_seed
-from labeldp.recipes.one_shot import MOST_CELLS
 from labeldp.recipes.pilot import Decided
 from labeldp.results.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from labeldp.results.signing import SigningKey
 
-# Rows of which features are found where there are many more, and rows that are read at a time.
-_FEW_ROWS, ROWS_AT_ONCE = 200_000, 65_536
-# Rows whose features are spelt out at a time, where nothing else is possible.
-_SPELT_OUT = 8192
-# Sparse rows of more columns, or of more cells in all, are projected; others are numbers like any.
-_WIDE, _MANY_CELLS, _PROJECTED = 512, 1 << 27, Layout(())
-# Fine bins for large ε, coarse steps for small: a head on them learns curves; their widths are tuned without labels.
-_TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 
-
-def rows_of(rows: Tensor | Coded, index: npt.NDArray[np.intp]) -> Any:
-    """Return some rows of features, spelt out or not."""
-    chosen = torch.from_numpy(index).to(rows.device)
-    return rows.take(chosen) if isinstance(rows, Coded) else rows[chosen]
-
-
-def logits_of_coded(head: Predictor, rows: Coded) -> Tensor:
-    """Return the scores of rows whose features are made as they are needed."""
-    if isinstance(head, HeadPredictor | LiftedPredictor):
-        return head.logits_of_coded(rows)
-    parts = torch.arange(len(rows)).split(_SPELT_OUT)
-    return torch.cat([head.logits(rows.take(part).features()) for part in parts])
-
-
-class LabelDPEstimator(BaseEstimator, ABC):
+class LabelDPEstimator(FeatureReader, ABC):
     """Fit to labels through a vault; the parameters are those of `LabelDPClassifier`."""
 
     epsilon: float
     delta: float | None
     method: str
-    model: nn.Module | None
     learner: Any = None
     settings: dict[str, Any] | None
-    features: Extractor | None
-    encoder: Encode | None
     holdout: Any
     store: Any
     dataset: str | None
     note: str | None
-    device: Any
     random_state: Any
-    report: Any
     verbose: Any
-    method_: str
     choice_: Choice | None
     evidence_: str
     certificate_: Certificate
     evaluation_: Evaluation | None
-    n_features_in_: int
     _task: Task
     _kind = ""
     _fewest_rows = 2
-    _layout: Layout | None
-    _map: FeatureMap
-    _predictor: Predictor
-    # How a file's columns are read into the features; None where they are taken as they come.
-    _columns: tuple[Column, ...] | None = None
-    # Whether a network of the user's sees X as it is.
-    _as_given = False
-    # Of one image.
-    _shape: tuple[int, ...] = ()
     _rows = 0
     _reason = ""
     _chosen_for: dict[str, Any] | None = None
@@ -397,152 +339,6 @@ class LabelDPEstimator(BaseEstimator, ABC):
                 return choice, agreed(recipe.key)
         obstacles = "; ".join(f"{one.recipe}: {one.obstacle or 'does not fit'}" for one in choice.ranking)
         raise ValueError(f"no recipe can be used here: {obstacles}")
-
-    # -- features ---------------------------------------------------------------------------------------------------
-
-    def _read(self, inputs: Any, reset: bool) -> Any:
-        """Return features as the extractor takes them: a tensor of images, wide sparse rows, or (numeric, categorical).
-
-        Columns of prose, where there are some, come third.
-        """
-        if self._columns is not None and is_frame(inputs):
-            inputs = conformed(arrow_table(inputs), self._columns)
-        if issparse(inputs) or (not reset and self._layout == _PROJECTED):
-            rows = cast("Any", validate_data)(self, inputs, accept_sparse="csr", dtype="numeric", reset=reset)
-            if (rows.shape[1] > _WIDE or math.prod(rows.shape) > _MANY_CELLS) if reset else self._layout == _PROJECTED:
-                self._layout = _PROJECTED
-                return csr_array(rows)
-            inputs = rows.toarray()
-        if isinstance(inputs, Tensor):
-            inputs = inputs.detach().cpu().numpy()
-        if is_frame(inputs):
-            read = read_frame(self._named(inputs, reset))
-            if not read or not len(read[0]):
-                raise ValueError(f"X has 0 sample(s) or no column ({len(read)} columns); a minimum of 1 is required.")
-        elif isinstance(inputs, np.ndarray) and inputs.ndim > 2:
-            return self._images(inputs, reset)
-        else:
-            read = read_array(
-                cast("Any", validate_data)(self, inputs, dtype=None, ensure_all_finite=False, reset=reset)
-            )
-        if reset or self._layout is None:
-            self._layout = Layout.of(read, prose=self.features is None)
-        return self._layout.split(read)
-
-    def _named(self, frame: Any, reset: bool) -> Any:
-        """Return the frame with its columns as they were; at a fit, set `feature_names_in_` and `n_features_in_`."""
-        names = names_of(frame)
-        if len(set(names)) < len(names):
-            twice = sorted({str(name) for name in names if names.count(name) > 1})
-            raise ValueError(f"X has several columns named {twice}; name each once (does the file have a header?)")
-        if reset:
-            _check_n_features(self, np.empty((1, len(names))), reset=True)
-            vars(self).pop("feature_names_in_", None)
-            if all(isinstance(name, str) for name in names):
-                self.feature_names_in_ = np.asarray(names, dtype=object)
-            return frame
-        known = list(getattr(self, "feature_names_in_", names))
-        missing, odd = sorted(set(known) - set(names)), sorted(set(map(str, names)) - set(map(str, known)))
-        if missing or odd or len(names) != self.n_features_in_:
-            raise ValueError(
-                f"X has {len(names)} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
-                f"as input; missing: {missing}, not known: {odd}"
-            )
-        return frame if names == known else frame[known] if not hasattr(frame, "select") else frame.select(known)
-
-    def _images(self, images: npt.NDArray[Any], reset: bool) -> Tensor:
-        """Return images as (n, C, H, W); grey ones may come as (n, H, W)."""
-        shaped = images[:, None] if images.ndim == 3 else images
-        if shaped.ndim != 4 or images.dtype.kind not in "buif":
-            raise ValueError(f"X has shape {images.shape} and type {images.dtype}; images are (n, C, H, W), numbers")
-        size = int(np.prod(shaped.shape[1:]))
-        if not reset and size != self.n_features_in_:
-            raise ValueError(f"X has {size} features, but {type(self).__name__} is expecting {self.n_features_in_}")
-        if reset:
-            self.n_features_in_, self._layout, self._shape = size, None, tuple(map(int, shaped.shape[1:]))
-        tensor = torch.as_tensor(shaped)
-        return tensor / 255 if tensor.dtype == torch.uint8 else tensor.float()
-
-    def _encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """Return what heads see, and what networks see."""
-        seen = features_of(self._map, inputs)
-        if self._as_given:
-            return seen, as_given(inputs, list(getattr(self, "feature_names_in_", ()))).to(seen.device)
-        return seen, inputs.to(seen.device) if isinstance(inputs, Tensor) else seen
-
-    def _fit_features(self, inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
-        """Fit the extractor to public features; return what heads and networks see."""
-        usual: Extractor = Patches(seed=seed) if self._layout is None else Table(**_TABLE, seed=seed)
-        if issparse(inputs):
-            usual = Projected(seed=seed)
-        elif self._layout is not None and self._layout.prose:
-            text = Text(seed=seed) if self.encoder is None else Encoded(self.encoder)
-            usual = TableAndText(Table(**_TABLE, seed=seed), text)
-        if self.encoder is not None and not isinstance(usual, TableAndText):
-            raise ValueError(
-                "encoder is for columns of prose, and X has none: more than 64 values of three words or more on "
-                "average; leave encoder out, or give its outputs as columns of numbers"
-            )
-        self._as_given = self.model is not None and self.features is None and self._layout is not None
-        extractor = usual if self.features is None else self.features
-        self._map = extractor.fit(inputs, None if self.device is None else torch.device(self.device))
-        return self._encode(inputs)
-
-    def _coded(self, inputs: Any, method: str, seed: int) -> Coded | None:
-        """Return a table whose features would take more than a gibibyte as numbers and cells; None for any other.
-
-        What features there are is then found on some of the rows, and all are read in parts. The method has to be able
-        to do with that.
-        """
-        able = (method == AUTO or BY_KEY[method].coded) and self.model is None
-        if not able or self.features is not None or not comes_in_parts(inputs) or len(inputs) <= _FEW_ROWS:
-            return None
-        few = some_of(inputs)
-        if few is inputs:
-            few = take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy())
-        some: Any = self._read(few, reset=True)
-        if len(some) > 2:
-            return None
-        place = None if self.device is None else torch.device(self.device)
-        self._map = Table(**_TABLE, seed=seed).fit(some, place)
-        return self._coded_again(inputs)
-
-    def _coded_again(self, inputs: Any) -> Coded | None:
-        """Return a table as numbers and cells by the map that was fitted; None where its features fit in memory."""
-        found = self._map
-        if not isinstance(found, TableMap) or found.scaling is not None or not comes_in_parts(inputs):
-            return None
-        if len(inputs) <= _FEW_ROWS or len(inputs) * found.dim <= MOST_CELLS:
-            return None
-        return Coder(found).coded(self._parts(inputs), len(inputs))
-
-    def _parts(self, inputs: Any) -> Iterator[Any]:
-        """Yield rows in parts, numbers and categories as `Coder` takes them, and report how far it is."""
-        done, begun = 0, time.perf_counter()
-        for part in parts_of(inputs, ROWS_AT_ONCE):
-            found = None
-            if is_frame(part) and self._layout is not None:
-                found = self._layout.factors(read_frame(self._named(part, reset=False), factors=True))
-            yield self._read(part, reset=False) if found is None else found
-            done += len(part)
-            if self.report is not None:
-                detail = f"{done:,} of {len(inputs):,} rows read"
-                self.report(Progress("features", detail, time.perf_counter() - begun, done / len(inputs)))
-
-    def _logits(self, inputs: Any) -> Tensor:
-        """Return the scores of rows, (n, K); of many rows, or of those whose features are made as needed, in parts."""
-        head, found, network = self._predictor, self._map, BY_KEY[self.method_].network
-        if isinstance(inputs, Coded):
-            return logits_of_coded(head, inputs)
-        many = comes_in_parts(inputs) and len(inputs) > ROWS_AT_ONCE
-        if many and not network and isinstance(found, TableMap) and found.scaling is None:
-            coder = Coder(found)
-            return torch.cat([logits_of_coded(head, coder.coded([part])) for part in self._parts(inputs)])
-        logits = []
-        for part in parts_of(inputs, ROWS_AT_ONCE) if many else [inputs]:
-            seen, shown = self._encode(self._read(part, reset=False))
-            logits.append(head.logits(shown if network else seen))
-        return torch.cat(logits)
 
     # -- parts ------------------------------------------------------------------------------------------------------
 

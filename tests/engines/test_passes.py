@@ -14,7 +14,7 @@ pytest.importorskip("sklearn")
 from labeldp.data.columns import Layout, read_frame
 from labeldp.data.door import columns_of
 from labeldp.engines.passes import Look, look, unite, united
-from labeldp.estimator.base import _TABLE
+from labeldp.estimator.reading import TABLE
 from labeldp.features.tables import Table
 
 ROWS, SOME = 20_000, 1000
@@ -39,7 +39,7 @@ def fitted(rows, parts):
     public = columns_of(rows.slice(0, SOME), {}, ROWS)
     read = read_frame(public.features)
     layout = Layout.of(read)
-    table = Table(**_TABLE, seed=0)
+    table = Table(**TABLE, seed=0)
     found = table.fit(layout.split(read))
     task = Look.like(public.columns, layout, table, found)
     lines = [line for part in parts for line in look(task, part.to_batches(max_chunksize=700))]
@@ -50,7 +50,7 @@ def fitted(rows, parts):
 
 def test_all_rows_say_what_some_cannot(rows):
     some, found = fitted(rows, [rows])
-    whole = Table(**_TABLE, seed=0).fit(
+    whole = Table(**TABLE, seed=0).fit(
         (
             np.stack([rows.column(name).to_numpy() for name in ("x", "tail")], axis=1),
             np.stack([np.array(rows.column(name).to_pylist()) for name in ("few", "grown", "many")], axis=1),

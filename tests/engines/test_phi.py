@@ -14,7 +14,7 @@ import torch
 from labeldp.data.columns import Layout, read_frame
 from labeldp.data.door import columns_of
 from labeldp.engines.spark_model import Chosen, Phi
-from labeldp.estimator.base import _TABLE
+from labeldp.estimator.reading import TABLE
 from labeldp.features.tables import Table
 from labeldp.learning.tuning import Plan, prepare, spectrum
 
@@ -33,7 +33,7 @@ def made(request):
     read = read_frame(public.features)
     layout = Layout.of(read)
     numeric, categorical = layout.split(read)
-    found = Table(**_TABLE, seed=0).fit((numeric, categorical))
+    found = Table(**TABLE, seed=0).fit((numeric, categorical))
     features = found.features((numeric, categorical))
     basis = prepare(Plan(rank=20, quantile=request.param), spectrum(features), features)
     return table, basis(features), Phi.of(public.columns, layout, found, basis)

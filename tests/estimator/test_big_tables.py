@@ -11,7 +11,7 @@ from labeldp.core.random import SecureRandom
 from labeldp.core.vault import LabelVault
 from labeldp.data import stored
 from labeldp.data.door import read
-from labeldp.estimator import LabelDPClassifier, LabelDPRegressor, base
+from labeldp.estimator import LabelDPClassifier, LabelDPRegressor, reading
 from labeldp.features import coded
 from labeldp.features.coded import Coder
 from labeldp.features.tables import Table
@@ -30,9 +30,9 @@ def small(monkeypatch):
     monkeypatch.setattr("labeldp.data.door.MANY_CELLS", 4000)
     monkeypatch.setattr("labeldp.data.parquet._BATCH_ROWS", 700)
     monkeypatch.setattr("labeldp.data.csv._ARROW_BYTES", 20_000)
-    monkeypatch.setattr(base, "_FEW_ROWS", 1000)
-    monkeypatch.setattr(base, "ROWS_AT_ONCE", 700)
-    monkeypatch.setattr(base, "MOST_CELLS", 100_000)
+    monkeypatch.setattr(reading, "_FEW_ROWS", 1000)
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 700)
+    monkeypatch.setattr(reading, "MOST_CELLS", 100_000)
     monkeypatch.setattr(one_shot, "HELD_CELLS", 150_000)
 
 

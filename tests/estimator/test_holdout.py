@@ -10,7 +10,7 @@ from labeldp.budgets.store import BudgetStore
 from labeldp.core.certificate import verify
 from labeldp.core.events import PureDP
 from labeldp.core.ledger import Budget, BudgetExceededError
-from labeldp.estimator import base, spending
+from labeldp.estimator import reading, spending
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.estimator.regressor import LabelDPRegressor
 from labeldp.recipes import one_shot
@@ -66,7 +66,7 @@ def test_a_row_that_is_measured_is_not_trained_on(monkeypatch):
 
 def test_a_row_on_both_sides_is_refused_by_its_budget(monkeypatch):
     """The planted bug: training sees all rows. Those set aside would pay twice."""
-    monkeypatch.setattr(base.np, "setdiff1d", lambda rows, _, **how: rows)
+    monkeypatch.setattr(np, "setdiff1d", lambda rows, _, **how: rows)
     with pytest.warns(UserWarning, match="not measured on rows set aside"):
         fitted = model().fit(X, Y)
     assert fitted.evaluation_ is None
@@ -129,9 +129,9 @@ def test_images_are_measured_too():
 
 
 def test_tables_that_come_in_parts_are_measured_too(monkeypatch):
-    monkeypatch.setattr(base, "_FEW_ROWS", 1000)
-    monkeypatch.setattr(base, "ROWS_AT_ONCE", 700)
-    monkeypatch.setattr(base, "MOST_CELLS", 100_000)
+    monkeypatch.setattr(reading, "_FEW_ROWS", 1000)
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 700)
+    monkeypatch.setattr(reading, "MOST_CELLS", 100_000)
     monkeypatch.setattr(one_shot, "HELD_CELLS", 100_000)
     data, y = columns(4000)
     reports = []

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from labeldp.data.columns import comes_in_parts
-from labeldp.estimator import base
+from labeldp.estimator import reading
 from labeldp.estimator.classifier import LabelDPClassifier
 from labeldp.recipes import one_shot
 from tests.estimator.helpers import CLASSES
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::labeldp.estimator.RepeatedFitWa
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(base, "_FEW_ROWS", 1000)
-    monkeypatch.setattr(base, "ROWS_AT_ONCE", 700)
+    monkeypatch.setattr(reading, "_FEW_ROWS", 1000)
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 700)
     monkeypatch.setattr(one_shot, "HELD_CELLS", 100_000)
-    monkeypatch.setattr(base, "MOST_CELLS", 100_000)
+    monkeypatch.setattr(reading, "MOST_CELLS", 100_000)
 
 
 def fitted(x, y, method="one_shot", **settings):
@@ -47,7 +47,7 @@ def test_parts_are_predicted_as_the_whole_is(small, monkeypatch):
     data, y = made(3000)
     model = fitted(pa.table(data), y)
     parts = model.predict_proba(pa.table(data))
-    monkeypatch.setattr(base, "ROWS_AT_ONCE", 10_000)
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 10_000)
     assert parts == pytest.approx(model.predict_proba(pa.table(data)), abs=1e-5)
 
 
@@ -65,7 +65,7 @@ def test_other_methods_still_have_all_features(small, method):
 
 
 def test_what_fits_is_not_sampled(small, monkeypatch):
-    monkeypatch.setattr(base, "MOST_CELLS", 1 << 28)
+    monkeypatch.setattr(reading, "MOST_CELLS", 1 << 28)
     data, y = made(3000)
     reports = []
     fitted(pa.table(data), y, report=reports.append)

@@ -11,7 +11,7 @@ from torch import nn
 
 from labeldp import LabelVault
 from labeldp.estimator.classifier import LabelDPClassifier
-from labeldp.estimator.own_model import as_given
+from labeldp.estimator.reading import as_given
 from labeldp.estimator.serialise import PartsError
 from labeldp.features.tables import Table
 from tests.estimator.helpers import CLASSES, columns, numbers

@@ -169,5 +169,5 @@ def test_columns_weighed_by_a_moment(monkeypatch):
     assert same(again.predict_proba(x), model.predict_proba(x))
     # Many rows are predicted in parts, whose features are made as they are needed.
     whole = again.predict_proba(x)
-    monkeypatch.setattr("labeldp.estimator.base.ROWS_AT_ONCE", 1000)
+    monkeypatch.setattr("labeldp.estimator.reading.ROWS_AT_ONCE", 1000)
     assert np.allclose(again.predict_proba(x), whole, rtol=0, atol=1e-4)
