@@ -146,7 +146,7 @@ def serve(
     if epsilon is not None:
         store = store_class().open(where, key=key)
         known = next((each.budget.delta for each in store.datasets() if each.name == called), None)
-        settled = delta if delta is not None else usual_delta(served.units) if known is None else known
+        settled = delta if delta is not None else usual_delta(len(served.vault)) if known is None else known
         store.create(called, served.vault, Budget(epsilon, settled))
     server = _made(
         served, where, key, listen, tls, _content(tls_clients), log_key(where, log_key_file), witness,
