@@ -7,6 +7,7 @@ import difflib
 import functools
 import math
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -162,7 +163,7 @@ def loaded_encoder(path: Path | None) -> Any:
         return load_encoder(path)
     except OSError as error:
         raise OptionError(f"--encoder {str(path)!r} cannot be read ({error.strerror}); name another file") from None
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         why = str(error).splitlines()[0][:200]
         raise OptionError(f"--encoder {str(path)!r} is no network that can be used here: {why}") from None
 

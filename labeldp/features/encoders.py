@@ -156,9 +156,10 @@ def load_encoder(path: Path | str, body: nn.Module | None = None) -> Encoder:
     Args:
         path: with `body`, its weights: safetensors, or a state dict written by `torch.save` (of the body, or of a
             whole network whose names begin with "body."). Without, weights of a ResNet as torchvision and timm name
-            them, or of a vision transformer as timm and DINO do, whose images are scaled as ImageNet's where the file
-            says nothing else (`labeldp.features.published`); or a TorchScript file, which brings its own network: CLIP
-            or any other is saved once by `torch.jit.trace(network, example).save(path)`.
+            them, of a vision transformer as timm and DINO do, or of a `resnet18_v2` that was trained here; their images
+            are scaled as ImageNet's where the file says nothing else (`labeldp.features.published`). Or a TorchScript
+            file, which brings its own network: CLIP or any other is saved once by
+            `torch.jit.trace(network, example).save(path)`.
         body: filled in place.
 
     Files of `torch.export` are refused: reading one can run any Python function it names.
@@ -184,8 +185,9 @@ def _scaled_as(
 ) -> Encoder:
     """Return an encoder whose images are scaled as the file says, or else like this."""
     notes = read_metadata(path) if path.suffix == ".safetensors" else {}
-    said = [_channels(notes.get(name)) for name in ("mean", "spread")]
-    return Encoder(body.eval(), said[0] or mean, said[1] or spread)
+    mean = _channels(notes["mean"]) if "mean" in notes else mean
+    spread = _channels(notes["spread"]) if "spread" in notes else spread
+    return Encoder(body.eval(), mean, spread)
 
 
 def _holds_weights(path: Path) -> bool:
@@ -198,8 +200,8 @@ def _holds_weights(path: Path) -> bool:
     return "data.pkl" in parts and not any(part.startswith("code/") for part in parts)
 
 
-def _channels(note: str | None) -> tuple[float, ...] | None:
-    values = json.loads(note) if note else None
+def _channels(note: str) -> tuple[float, ...] | None:
+    values = json.loads(note)
     return tuple(float(value) for value in values) if isinstance(values, list) else None
 
 

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, relu, scaled_dot_product_attention
 
+from labeldp.models.zoo import resnet18_v2
+
 # Of ImageNet's pixels in [0, 1], by which nearly all published networks scale.
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Nearly all published transformers divide their width into heads of so many numbers; a file of weights does not say.
 _HEAD = 64
-_KNOWN = "a ResNet (torchvision, timm) or a vision transformer (timm, DINO)"
+_KNOWN = "a ResNet (torchvision, timm, or resnet18_v2 of this library) or a vision transformer (timm, DINO)"
 
 
 class _Block(nn.Module):
@@ -141,9 +143,16 @@ class _Transformer(nn.Module):
 
 
 # What a network is known by, and how it is made. Its last layer, the classifier, is left out.
+def _own_body(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    width, channels = shapes["0.weight"][:2]
+    return resnet18_v2(2, channels, width).get_submodule("body")
+
+
 _FAMILIES = (
     ("layer1.0.conv1.weight", _ResNet, r"fc\..*"),
     ("blocks.0.attn.qkv.weight", _Transformer, r"(head|fc_norm|mask_token).*"),
+    # What SimCLR and BYOL train here, as `save_encoder` writes it.
+    ("8.norm2.weight", _own_body, r"$^"),
 )
 
 

@@ -210,6 +210,9 @@ def test_an_encoder_in_a_file_makes_the_features_and_is_given_again_to_predict(p
     other = saved(tmp_path / "other.pt", 1.0)
     assert "not the one" in labeldp("predict", out, photos / UP, "--encoder", other, check=2).stderr
     assert "cannot be read" in labeldp("predict", out, photos / UP, "--encoder", tmp_path / "no.pt", check=2).stderr
+    (tmp_path / "odd.pt").write_bytes(b"no network")
+    said = labeldp("predict", out, photos / UP, "--encoder", tmp_path / "odd.pt", check=2).stderr
+    assert "is no network that can be used here" in said
     said = labeldp("train", "adult", "--epsilon", "1", "--encoder", file, "--out", tmp_path / "n", check=2).stderr
     assert "--encoder makes features of images" in said
     audited = json.loads(labeldp("audit", out, "--encoder", file, "--json", check=0).stdout)

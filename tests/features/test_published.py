@@ -14,8 +14,9 @@ from torch import Tensor
 
 from labeldp import LabelDPClassifier
 from labeldp.data import OpenLabels
-from labeldp.features.encoders import load_encoder
+from labeldp.features.encoders import Encoder, load_encoder, save_encoder
 from labeldp.features.published import MEAN, rebuilt
+from labeldp.models.zoo import resnet18_v2
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -105,6 +106,19 @@ def test_weights_within_another_network_are_found(tmp_path: Any) -> None:
     found, plain = (load_encoder(tmp_path / name).fit(picture(32)) for name in ("moco.pt", "plain.pt"))
     assert torch.equal(found.features(picture(32)), plain.features(picture(32)))
     assert load_encoder(tmp_path / "plain.pt").mean == MEAN
+
+
+@pytest.mark.parametrize("mean", [(0.3,), None])
+def test_an_encoder_that_was_trained_here_is_read_again(mean: Any, tmp_path: Any) -> None:
+    """Also one that takes images as they are: it is not scaled as ImageNet's networks are."""
+    chance = torch.Generator().manual_seed(0)
+    body = resnet18_v2(2, 1, 4).get_submodule("body").eval()
+    images = torch.rand(3, 1, 16, 16, generator=chance)
+    encoder = Encoder(body, mean, None if mean is None else (0.5,), standardise=False)
+    save_encoder(tmp_path / "own.safetensors", encoder, half=False)
+    found = replace(load_encoder(tmp_path / "own.safetensors"), standardise=False)
+    assert found.mean == mean
+    assert torch.allclose(found.fit(images).features(images), encoder.fit(images).features(images), atol=1e-6)
 
 
 def test_what_is_not_quite_a_known_network_is_refused() -> None:
