@@ -16,7 +16,11 @@ def misuses(source):
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            names = [alias.name for alias in node.names]
+            if names == ["UnpicklingError"]:
+                # What PyTorch's reader of weights alone raises: a name to catch it by reads nothing.
+                continue
+            names += [getattr(node, "module", None) or ""]
             found += [node.lineno for name in names if name.split(".")[0] in UNSAFE]
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue

@@ -7,7 +7,6 @@ import difflib
 import functools
 import math
 import os
-import pickle
 import shutil
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -163,7 +163,7 @@ def loaded_encoder(path: Path | None) -> Any:
         return load_encoder(path)
     except OSError as error:
         raise OptionError(f"--encoder {str(path)!r} cannot be read ({error.strerror}); name another file") from None
-    except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (ValueError, RuntimeError, EOFError, UnpicklingError) as error:
         why = str(error).splitlines()[0][:200]
         raise OptionError(f"--encoder {str(path)!r} is no network that can be used here: {why}") from None
 

@@ -172,7 +172,7 @@ def plainly(folder, epsilon, out, *more, table="t.csv", check=0):
 def test_a_store_beside_the_table_is_used_or_said_to_be_left_out(folder):
     """Issue 18, 17: a run without --store spent what no store ever saw, and said nothing."""
     create(folder)
-    assert "charged to 'incomes' in budgets.db" in plainly(folder, 1.5, "a.csv", "--quiet").stderr
+    assert "the budget 'incomes' in budgets.db beside the table pays" in plainly(folder, 1.5, "a.csv", "--quiet").stderr
     assert "nothing was charged" in plainly(folder, 1.0, "b.csv", check=2).stderr
     assert shown(folder, "show")[0]["spent"] == 1.5
     (folder / "u.csv").write_text(ROWS.replace("22,ann,low", "22,ann,high"))
