@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +249,14 @@ def read_history(path: Path) -> dict[str, Any] | None:
 
 
 def history_problems(history: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what contradicts itself in a history: charges that are missing, or more than the budget."""
+    """Yield what contradicts itself in a history: charges that are missing, or more than the budget.
+
+    Beside the charges of its analysts a service writes the plain sum of all so far, as long as there is one: what was
+    spent at most. Composed it may be less, so that these lines may fall, but never below one that was composed before.
+    """
     try:
         spent = [_number(charge["epsilon"]) for charge in history["charges"]]
+        summed = [str(charge["who"]).startswith("analyst ") for charge in history["charges"]]
         numbers = [charge["number"] for charge in history["charges"]]
         budget, total = _number(history["dataset"]["epsilon"]), _number(history["dataset"]["spent"])
     except (LookupError, TypeError, ValueError):
@@ -258,7 +264,10 @@ def history_problems(history: Mapping[str, Any]) -> Iterator[str]:
         return
     if numbers != list(range(1, len(numbers) + 1)) or len(numbers) != history["dataset"].get("charges"):
         yield "charges are missing from the history, or out of order"
-    if spent != sorted(spent) or not math.isclose(total, spent[-1] if spent else 0.0, rel_tol=1e-9, abs_tol=1e-12):
+    composed = list(accumulate((0.0 if at_most else one for one, at_most in zip(spent, summed, strict=True)), max))
+    last, least = (spent[-1], composed[-1]) if spent else (0.0, 0.0)
+    falls = any(one < before for one, before in zip(spent[1:], composed, strict=False))
+    if falls or not least * (1 - 1e-9) - 1e-12 <= total <= last * (1 + 1e-9) + 1e-12:
         yield "epsilon falls in the course of the history, or does not end at what was spent"
     if not total <= budget * (1 + 1e-9):
         yield f"epsilon {total:.6g} was spent of a budget of {budget:.6g}"

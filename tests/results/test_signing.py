@@ -287,6 +287,48 @@ def test_the_history_of_a_store_is_exported_and_signed(tmp_path, ann):
     assert "changed after it was signed" in labeldp("verify", path, "--signer", f"{ann}.pub", check=1).stderr
 
 
+def test_the_history_of_a_store_that_a_service_charged_holds(tmp_path):
+    """A service writes the plain sum beside a charge, which is more than what all charges come to together."""
+    pytest.importorskip("sqlalchemy")
+    from labeldp import Budget, LabelVault
+    from labeldp.budgets.batch import Batch
+    from labeldp.budgets.ids import Charge
+    from labeldp.budgets.store import BudgetStore
+    from labeldp.core.events import GridGaussian, PureDP
+
+    place, path = tmp_path / "budgets.db", tmp_path / "history.json"
+    store = BudgetStore.open(place)
+    store.create("t", LabelVault([0, 1] * 100, num_classes=2), Budget(8.0, 1e-5))
+
+    def served(*events):
+        for event in events:
+            with store._database.writing() as connection:
+                batch = Batch(store._database, connection, "t")
+                number = batch.dataset.charges + 1
+                batch.charge([Charge(event)], who="analyst ann", query_id=f"{number}", note="", own=Budget(8.0, 1e-5))
+                batch.write()
+
+    def exported():
+        path.unlink(missing_ok=True)
+        labeldp("budget", "history", "t", "--out", path, "--store", place, check=0)
+        return json.loads(path.read_text())
+
+    served(*[PureDP(0.1)] * 60)
+    history = exported()
+    assert history["charges"][-1]["epsilon"] == 6.0 > history["dataset"]["spent"]
+    assert "Proved" in labeldp("verify", path, check=0).stdout
+    # Once something has no ε of its own all is composed, and the column falls to what was spent.
+    served(GridGaussian(50.0, 2**0.5))
+    history = exported()
+    assert history["charges"][-1]["epsilon"] < 6.0
+    assert "Proved" in labeldp("verify", path, check=0).stdout
+    for who, spent in (("analyst ann", 7.9), ("ann", 0.01)):
+        charges = [{**history["charges"][0], "who": who}, *history["charges"][1:]]
+        told = {**history, "charges": charges, "dataset": {**history["dataset"], "spent": spent}}
+        path.write_text(json.dumps(told))
+        assert "does not end at what was spent" in labeldp("verify", path, check=1).stderr
+
+
 def test_a_locked_key_is_made_by_command(tmp_path, monkeypatch):
     monkeypatch.setenv("LABELDP_PASSPHRASE", "correct horse")
     made = labeldp("keys", "new", tmp_path / "ann.key", "--passphrase", check=0)
