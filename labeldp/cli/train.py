@@ -239,8 +239,10 @@ def train(  # noqa: PLR0915 - one statement for each thing that can be said
         if dry_run:
             click.echo(_could(table, data, released=note is not None, briefly=quiet or as_json))
             return
+        # Certificates are renewed, and a run that was stopped goes on with others.
+        access = ("token", "root-certs", "client-cert")
         settings = option_values(
-            ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test", "token", "root-certs")
+            ctx, without=("out", "quiet", "json", "dry-run", "store", "key", "sign", "test", *access)
         )
         folder = kept.of({**settings, "features": features_digest(data.features)})
         # Held until the model is written: a disk that is full then would cost the whole epsilon for nothing.

@@ -479,7 +479,11 @@ def seal_classes(y: Any, classes: Any, name: str, users: Any = None) -> tuple[np
     if observed:
         vault.assume("The list of classes was read off the labels and declared public: it is not protected.")
     elif classes is None and known.dtype.kind != "b":
-        vault.assume("The list of classes is that of the type of the labels, declared and not read off them.")
+        # A frame's `astype("category")` makes such a type from the labels, and nothing tells it from a declared one.
+        vault.assume(
+            "The list of classes is that of the type of the labels and was declared public: where the type was made "
+            "from the labels, which classes occur is not protected."
+        )
     return known, vault
 
 

@@ -66,3 +66,28 @@ def test_nothing_is_kept_of_a_run_that_paid_for_nothing(tmp_path):
     assert train(tmp_path / "t.csv", tmp_path / "model", "--quiet", method="lp_mst", epsilon="-1") != 0
     assert train(tmp_path / "t.csv", tmp_path / "model", "--quiet", "--store", tmp_path / "none.db") != 0
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_a_run_goes_on_with_other_certificates_of_a_service(tmp_path, monkeypatch, capsys):
+    """They are renewed by their dates: what was paid for must not be lost by that."""
+    from labeldp.cli import train as command
+    from labeldp.data.door import read
+    from labeldp.estimator import spending
+
+    write_csv(tmp_path / "t.csv", rows())
+    # In place of a service: the run does not know the difference.
+    monkeypatch.setattr(command, "_behind", lambda *_: (read(tmp_path / "t.csv", "y", ["no", SECRET]), 1e-5))
+
+    def asked(*own):
+        # Each in a process of its own.
+        spending.MEMORY.forget()
+        options = ("--vault", "grpc+tls://host:1", "--token", "t", "--epsilon", "4", "--method", "one_shot")
+        return labeldp("train", tmp_path / "t.csv", "--out", tmp_path / "model", *options, *own, "--quiet")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Draft, "write", full)
+        assert asked("--client-cert", tmp_path / "old.pem", "--root-certs", tmp_path / "ca.pem") != 0
+    assert (tmp_path / ".model.run" / "moment.npz").exists()
+    capsys.readouterr()
+    assert asked("--client-cert", tmp_path / "new.pem") == 0, capsys.readouterr().err
+    assert verify_folder(tmp_path / "model") == ()

@@ -69,6 +69,14 @@ def test_a_declared_type_names_the_classes_and_the_certificate_says_so(kind):
     assert any("type of the labels" in one for one in model.certificate_.assumptions)
 
 
+def test_a_type_that_was_made_from_the_labels_is_not_said_to_be_declared():
+    """Pandas finds the categories of a column in its values: a certificate that denied it would be false."""
+    found = classifier().fit(X, pd.Series(Y).astype("category"))
+    assert found.classes_.tolist() == sorted(set(Y.tolist()))
+    (said,) = found.certificate_.assumptions
+    assert "where the type was made from the labels, which classes occur is not protected" in said
+
+
 @pytest.mark.parametrize(
     "hold",
     [
