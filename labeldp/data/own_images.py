@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +34,8 @@ Pixels = npt.NDArray[np.uint8]
 Read = Callable[[], bytes]
 # Bytes that all images together may take, and rows between two reports.
 _MOST_BYTES, _EVERY = 8 << 30, 500
-# Pixels of a side, beyond which a file that says so is damaged or hostile.
-_LONGEST = 1 << 16
+# Pixels of a side, and numbers of an image, beyond which a file that says so is damaged or hostile.
+_LONGEST, _MOST_NUMBERS = 1 << 16, 1 << 28
 # Of photographs that were taken with the camera on its side (EXIF 2.3): width and height change places.
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
 # Files that a message names.
@@ -62,7 +63,8 @@ class ImageFormat:
     def __post_init__(self) -> None:
         numbers = (self.channels, self.height, self.width)
         sizes = all(type(number) is int and 1 <= number <= _LONGEST for number in numbers)
-        if not sizes or not isinstance(self.column, str):
+        colours = self.channels in (1, 3) and math.prod(numbers) <= _MOST_NUMBERS
+        if not sizes or not colours or not isinstance(self.column, str):
             raise ValueError(f"{numbers} and {self.column!r} are no format of images")
 
     def __str__(self) -> str:
@@ -317,13 +319,14 @@ def _format(found: Sequence[Read], what: str, side: int | None, column: str) -> 
             "side=64 (--side 64)"
         )
     height, width = next(iter(sizes)) if side is None else (side, side)
-    form = ImageFormat(1 if all(one.grey for one in known) else 3, height, width, column)
-    total = len(known) * form.channels * height * width
-    if total > _MOST_BYTES:
+    channels = 1 if all(one.grey for one in known) else 3
+    each = channels * height * width
+    if each > _MOST_NUMBERS or each * len(known) > _MOST_BYTES:
         raise TableError(
-            f"{len(known):,} images of {form} take {total / 2**30:.0f} GiB; give a side to bring them down to, say "
-            "side=64 (--side 64)"
+            f"{len(known):,} images of {channels} × {height} × {width} pixels take {each * len(known) / 2**30:.0f} GiB;"
+            " give a side to bring them down to, say side=64 (--side 64)"
         )
+    form = ImageFormat(channels, height, width, column)
     changed = sum((one.height, one.width) != (height, width) for one in known)
     return form, f"{changed:,} of {len(known):,} images were stretched to {form}." if changed else ""
 
@@ -338,6 +341,9 @@ def _refuse_unreadable(count: int, total: int, what: str) -> None:
 
 def _pixels(found: Sequence[Read], form: ImageFormat, what: str, report: Callable[[int], None] | None = None) -> Pixels:
     """Decode images into one array, (n, channels, height, width)."""
+    total = len(found) * form.channels * form.height * form.width
+    if total > _MOST_BYTES:
+        raise TableError(f"{len(found):,} images of {form} take {total / 2**30:.0f} GiB; give fewer of them at a time")
     images, broken = np.zeros((len(found), form.channels, form.height, form.width), dtype=np.uint8), 0
     with ThreadPoolExecutor() as pool:
         for row, pixels in enumerate(pool.map(_decoded, found, repeat(form))):

@@ -163,9 +163,14 @@ def test_images_that_would_fill_the_memory_are_refused_before_they_are_decoded(
     with pytest.raises(TableError, match=r"20 images of 1 × 6 × 6 pixels take 0 GiB; give a side"):
         read(folder, classes=CLASSES)
     assert len(read(folder, classes=CLASSES, side=5)) == 20
+    # A model of somebody else's says itself how large its images are.
+    with pytest.raises(TableError, match=r"20 images of 3 × 6 × 6 pixels take 0 GiB; give fewer of them at a time"):
+        images_like(folder, ImageFormat(3, 6, 6), classes=CLASSES)
 
 
-@pytest.mark.parametrize("numbers", [(0, 6, 6), (1, 6, 1 << 20), (1, 6.0, 6), (True, 6, 6)])
+@pytest.mark.parametrize(
+    "numbers", [(0, 6, 6), (1, 6, 1 << 20), (1, 6.0, 6), (True, 6, 6), (2, 6, 6), (3, 1 << 14, 1 << 14)]
+)
 def test_a_format_of_a_stranger_is_none(numbers: Any) -> None:
     with pytest.raises(ValueError, match="no format of images"):
         ImageFormat(*numbers)
