@@ -298,12 +298,13 @@ class LabelVault:
         self._plans.append((reserved, plan))
         return plan
 
-    def fingerprint(self, secret: bytes) -> str:
-        """Return the keyed hash of the labels by which a budget store knows them; see `labeldp.core.sealing`.
+    def fingerprint(self, secret: bytes, rows: Rows = None) -> str:
+        """Return the keyed hash of the labels (of these rows) by which a budget store knows them.
 
-        It is not private, and nothing is charged: it is for the owner's store, under the owner's key.
+        It is not private, and nothing is charged: it is for the owner's store, under the owner's key; see
+        `labeldp.core.sealing`.
         """
-        return fingerprint(self.__labels, secret)
+        return fingerprint(self._chosen(self._checked_rows(rows)), secret)
 
     # -- paying ----------------------------------------------------------------------------------------------
 

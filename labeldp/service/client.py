@@ -30,7 +30,7 @@ from labeldp.core.certificate import parse as read_certificate
 from labeldp.core.events import Event, event_to_json
 from labeldp.core.ledger import Budget, BudgetExceededError, Charged, Unit
 from labeldp.core.protocols import LeaseCounter, LedgerStore
-from labeldp.core.vault import LabelVault, Lease, Mechanism
+from labeldp.core.vault import LabelVault, Lease, Mechanism, digest
 from labeldp.mechanisms.teachers import TeacherVotes
 from labeldp.mechanisms.users import Users, UserVault
 from labeldp.mechanisms.values import Grid, ValueVault
@@ -606,10 +606,11 @@ class RemoteVault(LabelVault):
         answer = self._connection.act("certificate", dataset=self.dataset, delta=delta)
         return read_certificate(answer["certificate"])
 
-    def fingerprint(self, secret: bytes) -> str:
+    def fingerprint(self, secret: bytes, rows: Rows = None) -> str:
         """Return a name for labels that are not here: of the service, the data set and the rows."""
+        some = "" if rows is None else f" {digest(self._places[self._checked_rows(rows)])}"
         return hmac.new(
-            secret, f"{self._facts['service']} {self.dataset} {self._account.rows}".encode(), "sha256"
+            secret, f"{self._facts['service']} {self.dataset} {self._account.rows}{some}".encode(), "sha256"
         ).hexdigest()
 
     def reveal(self, reason: str) -> NoReturn:

@@ -261,9 +261,7 @@ class Jobs:
         if job.paid:
             return
         engine, line = self._engine, job.line
-        chosen = self._folder / line["folder"] / "rows.npy"
-        rows = np.load(chosen, allow_pickle=False) if chosen.exists() else None
-        served = engine.served[line["dataset"]]
+        rows, served = self._rows(job), engine.served[line["dataset"]]
         payers, count = served.payers(rows), len(served.vault) if rows is None else len(rows)
         charges = [Charge(_event(event), times, payers) for event, times in plan]
         assert job.budget is not None
@@ -285,6 +283,10 @@ class Jobs:
             books.connection.execute(sa.insert(JOBS).values(**sealed_line(engine.database.key, **line)))
         job.paid = True
         job.settled.set_result(None)
+
+    def _rows(self, job: _Running) -> Any:
+        file = self._folder / job.line["folder"] / "rows.npy"
+        return np.load(file, allow_pickle=False) if file.exists() else None
 
     def _end(self, job: _Running, state: str, why: str, said: Mapping[str, Any], release: bytes | None) -> None:
         """Write down how a job that was paid for has ended, with what it releases, in one transaction."""
@@ -378,7 +380,7 @@ class Jobs:
         served = self._engine.served[job.line["dataset"]]
         assert served.source is not None
         secret = secrets.token_bytes(32)
-        labels = served.vault.fingerprint(secret)
+        labels = served.fingerprint(secret, self._rows(job))
         told = {
             "limits": asdict(self.limits), "folder": str(self._folder / job.line["folder"]),
             "source": served.source.plain(), "secret": secret.hex(), "trial": not job.paid,

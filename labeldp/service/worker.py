@@ -165,17 +165,17 @@ def _run(line: Line, told: dict[str, Any], charges: Charges) -> None:
     limits, folder = Limits(**told["limits"]), Path(told["folder"])
     limit_process(limits)
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    source = Source.parsed(told["source"])
+    source, chosen = Source.parsed(told["source"]), folder / "rows.npy"
+    rows = np.load(chosen, allow_pickle=False) if chosen.exists() else None
     try:
-        sealed = source.seal()
+        # Rows of users are sealed in their order: a part of them would be another table of users.
+        sealed = source.seal(rows if source.users else None)
     except Exception:
         # Whatever it says may be about labels.
         raise WireError("the owner's table cannot be read as it was declared; ask its owner") from None
-    line.ask(labels=sealed.fingerprint(bytes.fromhex(told["secret"])))
-    chosen = folder / "rows.npy"
-    rows = np.load(chosen, allow_pickle=False) if chosen.exists() else None
-    # Rows of users are sealed anew in their order: a part of them would be another table of users.
-    vault = (source.seal(rows) if source.users and rows is not None else sealed.part(rows)).part(store=charges)
+    found = sealed.fingerprint(bytes.fromhex(told["secret"]))
+    line.ask(labels=f"{found} {sealed.users.digest()}" if isinstance(sealed, UserVault) else found)
+    vault = (sealed if source.users else sealed.part(rows)).part(store=charges)
     settings = tasks.checked(job["recipe"], job["settings"], len(vault), limits)
     tensors, inputs = tasks.received(folder / "sent.safetensors", len(vault))
     steps = tasks.steps_of(settings)

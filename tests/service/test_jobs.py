@@ -147,6 +147,21 @@ def test_a_descent_for_users_gives_the_same_model_as_in_process(name, rows, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [np.arange(ROWS), np.arange(ROWS)[::-1][:150]], ids=["all", "some"])
+def test_a_job_is_refused_where_rows_belong_to_others_than_was_served(rows, tmp_path):
+    """As many users with as many rows, and the labels as they were: only whose each is has changed."""
+    with running(tmp_path, users="whose") as found:
+        remote, table = found.remote([names(ROWS)[row] for row in rows]), pq.read_table(tmp_path / "t.parquet")
+        whose = table.column("whose").to_pylist()
+        for place in range(0, 200, 6):
+            whose[place], whose[place + 3] = whose[place + 3], whose[place]
+        pq.write_table(table.set_column(2, "whose", pa.array(whose)), tmp_path / "t.parquet")
+        with pytest.raises(ServiceError, match="changed since it was served"):
+            labeldp_pro.train(network(), FEATURES[rows.copy()], remote, epsilon=1.0, delta=DELTA, steps=2, batch_size=9)
+        assert remote.spent() == 0
+
+
+@pytest.mark.slow
 def test_teachers_vote_beside_the_labels(tmp_path):
     few = pate.Ballot(teachers=20, queries=12, responses=6)
     with running(tmp_path) as found:
