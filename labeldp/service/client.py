@@ -500,6 +500,11 @@ class RemoteVault(LabelVault):
         return f"RemoteVault({len(self)} rows of {self.dataset!r} at {self._connection.address})"
 
     @property
+    def place(self) -> str:
+        """A public name of its rows, by their ids: in another process the same places may be those of others."""
+        return f"{super().place} of {self._account.rows}"
+
+    @property
     def dataset(self) -> str:
         """The name of the data set."""
         return str(self._facts["dataset"])

@@ -267,3 +267,26 @@ def test_certificates_name_their_entries(found):
 def test_people_are_found_again_by_another_process(found):
     other = Access(found.database)
     assert other.who(found.token).name == "ann"
+
+
+def test_what_is_kept_of_some_ids_is_not_taken_for_that_of_others(tmp_path, monkeypatch):
+    """Ids that were put right before a run went on: the same places are other people, who would be asked twice."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    from labeldp.estimator import classifier
+    from labeldp.estimator.classifier import LabelDPClassifier
+
+    features = np.random.default_rng(0).normal(size=(60, 2))
+
+    def fit(ids):
+        given = {"method": "rr+learner", "classes": range(3), "holdout": 20, "random_state": 0}
+        return LabelDPClassifier(1.0, settings={"folder": tmp_path / "run"}, **given).fit(features, found.remote(ids))
+
+    with service(labels()[0]) as found:
+        with monkeypatch.context() as stopped:
+            stopped.setattr(classifier, "released", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                fit(names(60))
+        with pytest.raises(ValueError, match="another query"):
+            fit([*names(60)[1:], names(60)[0]])
+        assert fit(names(60)).certificate_.epsilon == found.remote().service_certificate(0.0).epsilon == 1.0
