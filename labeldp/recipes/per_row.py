@@ -135,6 +135,8 @@ def _of_users(
         "channel": digest(mechanism.epsilons),
         "epsilon": mechanism.user_epsilon,
         "classes": vault.num_classes,
+        # Behind a service, by their ids: who they are.
+        **({} if vault.place == "all" else {"rows of the whole": vault.place}),
     }
 
     def read(path: Path) -> NoisyLabels:

@@ -178,6 +178,23 @@ def test_the_same_request_is_drawn_and_charged_once(found, tmp_path):
     assert charged(found).epsilon(0.0) == 1.0
 
 
+def test_what_is_kept_of_some_users_is_not_taken_for_that_of_others(found, tmp_path):
+    """As many users with as many rows, so that nothing but the ids tells them apart."""
+    torch = pytest.importorskip("torch")
+    from labeldp.recipes.per_row import rr
+
+    def learn(owners):
+        remote = found.remote(np.array(names(ROWS))[np.isin(OWNERS, owners)].tolist())
+        given = {"epsilon": 1.0, "fit": lambda model, *_, **__: model, "folder": tmp_path / "run"}
+        rr(torch.nn.Linear(1, CLASSES), torch.ones(len(remote), 1), remote, **given)
+        return remote
+
+    learn(range(5, 10))
+    with pytest.raises(ValueError, match="another query"):
+        learn(range(10, 15))
+    assert learn(range(5, 10)).service_certificate(0.0).epsilon == 1.0
+
+
 USER_VERBS = {**mechanisms(), "user_responses": UserResponse(1e-3, CLASSES, sealed().users)}
 
 
