@@ -538,6 +538,8 @@ def _class_column(
 
 def _number_column(path: Path, label: str, delimiter: str | None) -> npt.NDArray[np.float64]:
     """Return the number of every row; TableError, with counts only, if one is missing or none."""
+    if isinstance(source := open_table(path, delimiter), ParquetFolder):
+        source.check_label(label)
     found = column_numbers(read_one(path, label, delimiter), label)
     unusable = int(np.count_nonzero(~np.isfinite(found)))
     if unusable:

@@ -83,6 +83,16 @@ def test_a_label_that_the_order_of_rows_would_tell_is_refused(tmp_path, how):
     assert not list(tmp_path.glob("o.*"))
 
 
+@pytest.mark.parametrize("kind", [{"classes": ["0", "1"]}, {"bounds": (0, 1)}], ids=["classes", "numbers"])
+def test_so_it_is_however_labels_are_sealed(tmp_path, kind):
+    """For a service, a store, or beside images, no feature is read that would find it out."""
+    table = pa.table({"x": list(range(40)), "y": [row % 2 for row in range(40)]})
+    ds.write_dataset(table, tmp_path / "t", format="parquet", partitioning=["y"], partitioning_flavor="hive")
+    for seal in (seal_column, read):
+        with pytest.raises(TableError, match="the order of the rows tells it"):
+            seal(tmp_path / "t", "y", kind.get("classes", ()), bounds=kind.get("bounds"))
+
+
 def test_bad_labels_are_counted_and_nothing_is_written(folder, tmp_path):
     strange = rows(20, 80).set_column(1, "y", pa.array(["a", None, "a", "secret"] * 5))
     pq.write_table(strange, folder / "zz.parquet")
