@@ -291,6 +291,12 @@ def test_tls_end_to_end():
         server.shutdown()
 
 
+def test_certificates_are_not_wanted_where_nobody_could_show_one():
+    """A socket would let in everybody with a token, whatever its owner has asked for."""
+    with service(labels()[0]) as found, pytest.raises(ValueError, match="clients mean nothing at"):
+        Server(found.engine, found.access, f"grpc+unix://{found.folder}/other", clients=b"PEM")
+
+
 def test_who_shows_no_certificate_of_the_owners_authority_is_not_let_in():
     """A token by itself, or another's certificate, does not get as far as a refusal of the service."""
     (cert, secret), mine, others = certificates(), b"".join(certificates()), b"".join(certificates())
