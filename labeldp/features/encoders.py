@@ -1,4 +1,8 @@
-"""Take features from a network: one trained here without labels, or one from a local file, which cannot run code."""
+"""Take features from a network: one trained here without labels, or one from a local file.
+
+A file of weights is data. One in TorchScript is a program, of sums and products and little else: what reads or writes
+files is refused, or an encoder of a stranger's could make features of the labels.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +164,7 @@ def load_encoder(path: Path | str, body: nn.Module | None = None) -> Encoder:
             them, of a vision transformer as timm and DINO do, or of a `resnet18_v2` that was trained here; their images
             are scaled as ImageNet's where the file says nothing else (`labeldp.features.published`). Or a TorchScript
             file, which brings its own network: CLIP or any other is saved once by
-            `torch.jit.trace(network, example).save(path)`.
+            `torch.jit.trace(network, example).save(path)`. It is a program: take it from whom you trust.
         body: filled in place.
 
     Files of `torch.export` are refused: reading one can run any Python function it names.
@@ -205,6 +210,13 @@ def _channels(note: str) -> tuple[float, ...] | None:
     return tuple(float(value) for value in values) if isinstance(values, list) else None
 
 
+# What TorchScript has for files (torch 2.13), as words of its code, and where an archive has tensors, or the lines of
+# Python that it was made from, which nobody runs.
+_FILES = ("from_file", "save")
+_WORDS = re.compile(rb"\b(?:%s)\b" % "|".join(_FILES).encode())
+_TENSOR = re.compile(r"(?:/(?:data|constants)/\d+|\.debug_pkl)$")
+
+
 class _Script(nn.Module):
     """A TorchScript file: it stays in eval mode, and its bytes identify the network."""
 
@@ -216,6 +228,9 @@ class _Script(nn.Module):
             # Deprecated in favour of torch.export, whose reader is not safe.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.script = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
+        found = [kind for kind in _FILES if self.script.inlined_graph.findAllNodes(f"aten::{kind}", recurse=True)]
+        if found:
+            raise ValueError(_of_files(path))
         self.origin = hashlib.sha256(content).hexdigest()
 
     def train(self, mode: bool = True) -> nn.Module:
@@ -225,13 +240,26 @@ class _Script(nn.Module):
         return self.script(inputs)
 
 
+def _of_files(path: Path) -> str:
+    return (
+        f"{path.name} reads or writes files, or may, which no encoder needs and by which one could see labels; give a "
+        "file of weights, or trace the network again"
+    )
+
+
 def _refuse_other_than_script(path: Path, content: bytes) -> None:
-    names = zipfile.ZipFile(io.BytesIO(content)).namelist() if zipfile.is_zipfile(io.BytesIO(content)) else []
+    archive = zipfile.ZipFile(io.BytesIO(content)) if zipfile.is_zipfile(io.BytesIO(content)) else None
+    names = [] if archive is None else archive.namelist()
     parts = [name.split("/", 1)[-1] for name in names]
     if not any(part.startswith("code/") for part in parts):
         if "archive_format" in parts or "serialized_exported_program.json" in names:
             raise ValueError(f"{path.name} is a file of torch.export, which can run code; save TorchScript or weights")
         raise ValueError(f"{path.name} holds no network; if it holds weights, give the network to fill as body")
+    # Before it is read, because reading may run some of it; and whatever another reader would take for its code.
+    texts = [name for name in names if not _TENSOR.search(name)]
+    twice = len({name.casefold() for name in names}) < len(names) or "model.json" in parts
+    if twice or (archive is not None and any(_WORDS.search(archive.read(name)) for name in texts)):
+        raise ValueError(_of_files(path))
 
 
 def _weights(path: Path) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 import pickle
 import warnings
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -94,6 +95,46 @@ def test_the_body_of_a_whole_network(tmp_path):
 def test_half_precision_resnet_18_fits_into_25_megabytes(tmp_path):
     save_encoder(tmp_path / "r.safetensors", Encoder(resnet18_v2(10).body))
     assert (tmp_path / "r.safetensors").stat().st_size < 25e6
+
+
+class Reader(nn.Module):
+    """An encoder that makes features of the first bytes of a file: of a table's labels, say."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def forward(self, rows: torch.Tensor):
+        found = torch.from_file(self.path, False, 16, dtype=torch.uint8)
+        return rows.flatten(1)[:, :1] + found.float().unsqueeze(0)
+
+
+def test_a_network_that_opens_files_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("label\nyes\nno\nyes\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(Reader(str(tmp_path / "t.csv"))).save(str(tmp_path / "net.pt"))
+    with pytest.raises(ValueError, match="reads or writes files"):
+        load_encoder(tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("code/__torch__.py", b'ops .aten\n. save(x, "f")'), ("CODE/b.PY", b"torch. from_file"), ("model.json", b"{}")],
+)
+def test_what_another_reader_might_take_for_code_is_refused(tmp_path, name, code):
+    """In place of the code of a plain network, or beside it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)).save(str(tmp_path / "net.pt"))
+    with zipfile.ZipFile(tmp_path / "net.pt") as plain, zipfile.ZipFile(tmp_path / "odd.pt", "w") as odd:
+        for each in plain.namelist():
+            odd.writestr(each, code if each == f"net/{name}" else plain.read(each))
+        if f"net/{name}" not in plain.namelist():
+            odd.writestr(f"net/{name}", code)
+    assert load_encoder(tmp_path / "net.pt")
+    with pytest.raises(ValueError, match="reads or writes files"):
+        load_encoder(tmp_path / "odd.pt")
 
 
 def test_a_network_from_torchscript(tmp_path):
