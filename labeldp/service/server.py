@@ -165,7 +165,9 @@ class Server(flight.FlightServerBase):
     ) -> None:
         check_address(listen, tls is not None)
         if clients is not None and not listen.startswith("grpc+tls://"):
-            raise ValueError(f"clients mean nothing at listen={listen!r}, where nobody shows a certificate; leave it out")
+            raise ValueError(
+                f"clients mean nothing at listen={listen!r}, where nobody shows a certificate; leave it out"
+            )
         self.engine, self.access, self.metrics = engine, access, metrics or Metrics()
         self._jobs = jobs
         self._limit, self._most_bytes = limit or RateLimit(5000.0, 10_000), most_bytes
