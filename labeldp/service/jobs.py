@@ -380,7 +380,10 @@ class Jobs:
         served = self._engine.served[job.line["dataset"]]
         assert served.source is not None
         secret = secrets.token_bytes(32)
-        labels = served.fingerprint(secret, self._rows(job))
+        users = served.users(rows := self._rows(job))
+        # Of users, what the process has sealed is the job's rows, in their order, and whose they are counts as well.
+        labels = served.vault.fingerprint(secret, None if users is None else rows)
+        labels += "" if users is None else f" {users.digest()}"
         told = {
             "limits": asdict(self.limits), "folder": str(self._folder / job.line["folder"]),
             "source": served.source.plain(), "secret": secret.hex(), "trial": not job.paid,

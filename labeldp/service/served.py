@@ -91,12 +91,6 @@ class Served:
         """Return whose these rows are, numbered in their order; None where every label is protected by itself."""
         return self.vault.users.take(rows) if isinstance(self.vault, UserVault) else None
 
-    def fingerprint(self, secret: bytes, rows: Rows | None) -> str:
-        """Return the name of the labels that a job of these rows has to find, and of whose these are."""
-        users = self.users(rows)
-        found = self.vault.fingerprint(secret) if users is None else self.vault.fingerprint(secret, rows)
-        return found if users is None else f"{found} {users.digest()}"
-
     def payers(self, rows: Rows | None) -> npt.NDArray[np.intp] | None:
         """Return who pays for a query of these rows: the rows or their users; None for all."""
         found = rows
