@@ -199,12 +199,18 @@ def unique_ids(id: str, rows: int) -> str:
 
 
 def mapped(frame: DataFrame, work: Callable[..., Iterator[Any]], task: Any, schema: Any) -> DataFrame:
-    """Return the frame that the work makes of every partition; the task travels along, so it must be public."""
-    return frame.mapInArrow(functools.partial(_worked, work, task), schema)
+    """Return the frame that the work makes of every partition; the task travels along, so it must be public.
+
+    PySpark looks columns up by their names, and takes dots and backticks in them for something else.
+    """
+    plain = frame.toDF(*(f"column{place}" for place in range(len(frame.columns))))
+    return plain.mapInArrow(functools.partial(_worked, work, task, frame.columns), schema)
 
 
-def _worked(work: Callable[..., Iterator[Any]], task: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-    return withheld(work)(task, batches)
+def _worked(
+    work: Callable[..., Iterator[Any]], task: Any, names: list[str], batches: Iterator[pa.RecordBatch]
+) -> Iterator[Any]:
+    return withheld(work)(task, (batch.rename_columns(names) for batch in batches))
 
 
 def write(frame: DataFrame, folder: Path) -> None:
@@ -214,7 +220,8 @@ def write(frame: DataFrame, folder: Path) -> None:
         frame.write.mode("overwrite").parquet(_address(draft))
     except Exception as error:
         said = _first_refusal(str(error))
-        raise TableError(said or f"Spark could not write {str(folder)!r} ({type(error).__name__})") from None
+        reason = "a disk is full" if "No space left" in str(error) else type(error).__name__
+        raise TableError(said or f"Spark could not write {str(folder)!r}: {reason}") from None
     rename(draft, folder)
 
 
@@ -271,7 +278,7 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
 
 def target_of(out: Path | str | None) -> Path:
     """Return the folder to write, a temporary one when None."""
-    if out is not None and "://" in str(out):
+    if out is not None and re.match(r"[A-Za-z][\w+.-]+:/", str(out)):
         raise TableError(f"out={str(out)!r} is no path; give a folder that the driver and all executors see")
     target = Path(tempfile.mkdtemp(prefix="labeldp-"), "responses") if out is None else Path(out).resolve()
     odd = sorted(set(str(target)) & set("*?[]{}\\"))

@@ -253,6 +253,22 @@ def test_labels_and_priors_that_are_computed_anew_each_time_are_written_down_fir
     assert len(journal.queries()) == 1
 
 
+def test_columns_may_have_any_name(frame, table, known, tmp_path):
+    """Dots and backticks, which Spark reads as fields and as quotes."""
+    from labeldp.engines import spark as engine
+
+    names = {"row_id": "row.id", "y": "the `y`", "x": "x.1", "kind": "kind, or *"}
+    odd = frame.toDF(*(names.get(name, name) for name in frame.columns))
+    ask = {**ASK, "id": "row.id", "label": "the `y`"}
+    private = engine.privatize(odd, **ask, out=tmp_path / "out").frame
+    assert private.columns == odd.columns
+    found = private.toArrow()
+    plain = by_id(engine.privatize(frame, **ASK, out=tmp_path / "plain").frame)
+    assert dict(zip(*(found.column(name).to_pylist() for name in ("row.id", "the `y`")), strict=True)) == plain
+    engine.train(odd, **{**TRAIN, **ask}, out=tmp_path / "model")
+    assert engine.predict(tmp_path / "model", odd).select("prediction").count() == ROWS
+
+
 def test_a_folder_may_have_any_name_that_is_one(frame, tmp_path):
     """Spaces, accents and signs that a URL would escape; the snapshot goes, too."""
     from labeldp.engines import spark as engine
