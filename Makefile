@@ -64,7 +64,7 @@ bench: .venv/dev.stamp
 	@touch .venv/train.stamp $@
 
 .venv/spark.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) -e '.[spark]'
+	$(PIP) -e '.[spark]' 'pyspark[connect]'
 	@touch $@
 
 .venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python

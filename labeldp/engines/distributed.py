@@ -118,8 +118,8 @@ def device_of_rank(device: str) -> str:
 def same_table(team: Ranks, read: Callable[[], PrivateData]) -> PrivateData:
     """Read a table on every rank; raise RankError on all of them, unpaid, where one cannot or has another table.
 
-    Compared are the public features, by a hash, and the number of rows. Labels are not: each row's label is read by
-    the one rank that has the row, and no hash of labels leaves a process.
+    Compared are the public features, by a hash, and the number of rows. Labels are not: a rank uses those of its own
+    rows, though it has read them all, and no hash of labels leaves a process.
     """
     data, problem = None, ""
     try:

@@ -30,7 +30,7 @@ from labeldp.data.request import LARGEST_WEIGHT, Request, TableError, column_adv
 from labeldp.engines.runs import Run
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from labeldp.budgets.store import Account
 
@@ -41,6 +41,7 @@ _UNSTABLE = re.compile(
 )
 # A file takes some 20 ms of a processor to write, and each pass over the rows opens it again.
 _MOST_FILES = 1000
+_ROWS_OF_A_FILE = 1 << 17
 COMPUTATIONAL = (
     "The guarantee is computational: each row's noise is AES-256 of its id, under a key that was made for this release "
     "and destroyed when the output had been written. With advantage a against the cipher the claim is "
@@ -73,7 +74,7 @@ def snapshotted(df: DataFrame, run: Run, request: Request, id: str) -> tuple[int
         written = counted.get["rows"]
 
     def counts() -> dict[str, int]:
-        seen = df.sparkSession.read.parquet(run.snapshot.as_uri())
+        seen = read(df.sparkSession, run.snapshot)
         found = _checked(seen, request, id)
         _refuse(found, written, seen.select(quoted(id)).distinct().count(), request, id, run)
         return {"rows": found["rows"], "partitions": found["partitions"]}
@@ -198,23 +199,51 @@ def unique_ids(id: str, rows: int) -> str:
 
 
 def mapped(frame: DataFrame, work: Callable[..., Iterator[Any]], task: Any, schema: Any) -> DataFrame:
-    """Return the frame that the work makes of every partition; the task travels along, so it must be public."""
-    return frame.mapInArrow(functools.partial(_worked, work, task), schema)
+    """Return the frame that the work makes of every partition; the task travels along, so it must be public.
+
+    PySpark looks columns up by their names, and takes dots and backticks in them for something else.
+    """
+    plain = frame.toDF(*(f"column{place}" for place in range(len(frame.columns))))
+    return plain.mapInArrow(functools.partial(_worked, work, task, frame.columns), schema)
 
 
-def _worked(work: Callable[..., Iterator[Any]], task: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-    return withheld(work)(task, batches)
+def _worked(
+    work: Callable[..., Iterator[Any]], task: Any, names: list[str], batches: Iterator[pa.RecordBatch]
+) -> Iterator[Any]:
+    return withheld(work)(task, (batch.rename_columns(names) for batch in batches))
 
 
 def write(frame: DataFrame, folder: Path) -> None:
     """Write a frame as Parquet, over what a job left that was stopped; a folder is whole when it has its name."""
     draft = folder.with_name(f"{folder.name}.part")
     try:
-        frame.write.mode("overwrite").parquet(draft.as_uri())
+        frame.write.mode("overwrite").parquet(_address(draft))
     except Exception as error:
         said = _first_refusal(str(error))
-        raise TableError(said or f"Spark could not write {str(folder)!r} ({type(error).__name__})") from None
+        reason = "a disk is full" if "No space left" in str(error) else type(error).__name__
+        raise TableError(said or f"Spark could not write {str(folder)!r}: {reason}") from None
     rename(draft, folder)
+
+
+def read(session: SparkSession, folder: Path) -> DataFrame:
+    """Return the frame that a folder of Parquet files holds."""
+    return session.read.parquet(_address(folder))
+
+
+def _address(folder: Path) -> str:
+    """Return a path as Hadoop takes it: like a URL, but with spaces and accents as they are."""
+    return f"file://{folder}"
+
+
+def laid_out(frame: DataFrame, id: str, rows: int) -> DataFrame:
+    """Return the frame in partitions, and in an order, that the ids and the number of rows decide, and nothing else.
+
+    Where a row lay may tell its label: after a union of one table for each class, a join on the label, in folders that
+    are named by it. Even the sizes of files, by which Spark deals out partitions, are those of labels, too.
+    """
+    # By number, which adaptive execution leaves as it is.
+    parts = min(_MOST_FILES, -(-rows // _ROWS_OF_A_FILE))
+    return frame.repartition(parts, quoted(id)).sortWithinPartitions(quoted(id))
 
 
 def collected(frame: DataFrame) -> pa.Table:
@@ -249,9 +278,15 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
 
 def target_of(out: Path | str | None) -> Path:
     """Return the folder to write, a temporary one when None."""
-    if out is not None and "://" in str(out):
+    if out is not None and re.match(r"[A-Za-z][\w+.-]+:/", str(out)):
         raise TableError(f"out={str(out)!r} is no path; give a folder that the driver and all executors see")
-    return Path(tempfile.mkdtemp(prefix="labeldp-"), "responses") if out is None else Path(out).resolve()
+    target = Path(tempfile.mkdtemp(prefix="labeldp-"), "responses") if out is None else Path(out).resolve()
+    odd = sorted(set(str(target)) & set("*?[]{}\\"))
+    if odd:
+        raise TableError(
+            f"out={str(target)!r}: Spark reads {' '.join(odd)} as a pattern of many names; choose a folder without them"
+        )
+    return target
 
 
 def quoted(name: str) -> str:

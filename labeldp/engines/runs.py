@@ -183,4 +183,7 @@ def _checked_room(target: Path, folder: Path, size: int) -> None:
     try:
         check_room(folder, size + _LEAST_ROOM)
     except (ValueError, OSError) as error:
+        with suppress(OSError):
+            # As empty as it was made for this.
+            folder.rmdir()
         raise TableError(f"out={str(target)!r}: {error}") from None

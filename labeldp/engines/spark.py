@@ -75,6 +75,8 @@ def privatize(
 ) -> PrivateFrame:
     """Write a frame with its label column replaced by ε-private responses, as Parquet, with a certificate.
 
+    Rows come back in partitions and in an order that their ids decide: how a frame lay could tell its labels.
+
     Args:
         df: rows with a label. Snapshotted first; what it is made of may change afterwards.
         label, classes, epsilon, mechanism, prior_columns, k: as for `labeldp.privatize`. Vectors are lists of integers.
@@ -104,11 +106,10 @@ def privatize(
             rows, _ = frames.snapshotted(df, run, request, id)
             groups = run.pay(payer, [(request.event, rows)], Budget(request.epsilon), note or f"privatize {label!r}")
             if not run.output.exists():
-                seen = spark.read.parquet(run.snapshot.as_uri())
+                seen = frames.read(spark, run.snapshot)
                 task = Keyed(request, id, run.release, str(run.folder))
-                frames.write(
-                    frames.mapped(seen, partitions.answer, task, frames.response_schema(seen, request)), run.output
-                )
+                answered = frames.mapped(seen, partitions.answer, task, frames.response_schema(seen, request))
+                frames.write(frames.laid_out(answered, id, rows), run.output)
             noise = KeyedRandom(run.key(), run.release, np.empty(0, np.int64))
             release = {**request.public(noise), "rows": rows, "id": id, "release": run.release}
             certify(
@@ -116,4 +117,4 @@ def privatize(
                 assumptions=(frames.COMPUTATIONAL, frames.unique_ids(id, rows), frames.TRUSTED),
             ).write(run.output / CERTIFICATE)  # fmt: skip
         run.finish()
-    return PrivateFrame(spark.read.parquet(target.as_uri()), read_certificate(target / CERTIFICATE), target)
+    return PrivateFrame(frames.read(spark, target), read_certificate(target / CERTIFICATE), target)

@@ -223,7 +223,7 @@ def train(
             settled = checked_delta(delta, rows, allowed)
             aside = Chosen(seed, "aside", 0.0 if payer is not None else _share(holdout, rows))
             work = _Work(
-                df.sparkSession.read.parquet(run.snapshot.as_uri()), run, label, request.classes, id, features, kinds,
+                frames.read(df.sparkSession, run.snapshot), run, label, request.classes, id, features, kinds,
                 rows, parts, budget, settled, aside, seed, clock,
             )  # fmt: skip
             result = work.result(payer, note or f"train {target.name}", {**place, "epsilon": budget, "delta": settled})

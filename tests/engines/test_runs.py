@@ -201,6 +201,14 @@ def test_too_little_disk_is_found_before_anything_is_spent(tmp_path, monkeypatch
     assert not (tmp_path / ".out.run").exists()
 
 
+def test_a_full_disk_is_left_as_it_was(tmp_path, monkeypatch):
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(TableError, match="has room for 0 MiB"), running(tmp_path / "out", SETTINGS):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TableError, match="out="), running(tmp_path / "file" / "out", SETTINGS):

@@ -118,6 +118,51 @@ def test_partitions_do_not_matter(split, frame, table, known, tmp_path):
     assert by_id(private.frame, id="name") == {f"row {i}": CLASSES[code] for i, code in enumerate(expected)}
 
 
+def by_label(frame, F, folder, how):
+    """The frame with labels of another column, in such a way that rows lie by their labels."""
+    marked = frame.withColumn("y", F.expr(f"if(hash(row_id, '{how}') % 3 > 0, 'yes', 'no')"))
+    if how == "folders":
+        marked.write.partitionBy("y").parquet(folder.as_uri())
+        return frame.sparkSession.read.parquet(folder.as_uri())
+    return {
+        "sorted": lambda: marked.sort("y"),
+        "partitions": lambda: marked.repartition(3, "y"),
+        "union": lambda: marked.where("y = 'yes'").union(marked.where("y = 'no'")),
+        "join": lambda: marked.join(frame.sparkSession.sql("values ('yes', 1), ('no', 2) as t(y, code)"), "y"),
+    }[how]()
+
+
+def layouts(frame, folder, monkeypatch):
+    """Which ids are in which file of the output, and in which order, for frames of other labels that lie otherwise."""
+    import pyspark.sql.functions as F
+
+    from labeldp.engines import frames
+    from labeldp.engines import spark as engine
+
+    monkeypatch.setattr(frames, "_ROWS_OF_A_FILE", 1000)
+    found = set()
+    for how in ("folders", "sorted", "partitions", "union", "join"):
+        engine.privatize(by_label(frame, F, folder / f"{how} by label", how), **ASK, out=folder / how)
+        files = sorted((folder / how).glob("part-*"))
+        found.add(tuple(tuple(pq.read_table(file).column("row_id").to_pylist()) for file in files))
+    return found
+
+
+def test_where_a_row_lies_in_the_output_is_decided_by_ids_alone(frame, tmp_path, monkeypatch):
+    (layout,) = layouts(frame, tmp_path, monkeypatch)
+    assert len(layout) == 4
+    assert all(list(ids) == sorted(ids) for ids in layout)
+    assert sum(map(len, layout)) == ROWS
+
+
+def test_rows_that_lie_as_their_labels_made_them_are_noticed(frame, tmp_path, monkeypatch):
+    """Planted: the output as the snapshot lies."""
+    from labeldp.engines import frames
+
+    monkeypatch.setattr(frames, "laid_out", lambda frame, id, rows: frame)
+    assert len(layouts(frame, tmp_path, monkeypatch)) > 1
+
+
 def test_two_releases_differ(frame, tmp_path):
     from labeldp.engines import spark as engine
 
@@ -206,6 +251,37 @@ def test_labels_and_priors_that_are_computed_anew_each_time_are_written_down_fir
     said = [CLASSES[code] for code in expected.responses]
     assert by_id(private.frame) == dict(zip(written.column("row_id").to_pylist(), said, strict=True))
     assert len(journal.queries()) == 1
+
+
+def test_columns_may_have_any_name(frame, table, known, tmp_path):
+    """Dots and backticks, which Spark reads as fields and as quotes."""
+    from labeldp.engines import spark as engine
+
+    names = {"row_id": "row.id", "y": "the `y`", "x": "x.1", "kind": "kind, or *"}
+    odd = frame.toDF(*(names.get(name, name) for name in frame.columns))
+    ask = {**ASK, "id": "row.id", "label": "the `y`"}
+    private = engine.privatize(odd, **ask, out=tmp_path / "out").frame
+    assert private.columns == odd.columns
+    found = private.toArrow()
+    plain = by_id(engine.privatize(frame, **ASK, out=tmp_path / "plain").frame)
+    assert dict(zip(*(found.column(name).to_pylist() for name in ("row.id", "the `y`")), strict=True)) == plain
+    engine.train(odd, **{**TRAIN, **ask}, out=tmp_path / "model")
+    assert engine.predict(tmp_path / "model", odd).select("prediction").count() == ROWS
+
+
+def test_a_folder_may_have_any_name_that_is_one(frame, tmp_path):
+    """Spaces, accents and signs that a URL would escape; the snapshot goes, too."""
+    from labeldp.engines import spark as engine
+
+    odd = tmp_path / "für Åsa, 5%20 #1"
+    odd.mkdir()
+    private = engine.privatize(frame, **ASK, out=odd / "my responses")
+    assert private.frame.count() == ROWS
+    engine.train(frame, **TRAIN, out=odd / "my model")
+    assert sorted(os.listdir(odd)) == ["my model", "my responses"]
+    assert os.listdir(tmp_path) == [odd.name]
+    with pytest.raises(TableError, match="Spark reads \\[ \\] as a pattern"):
+        engine.privatize(frame, **ASK, out=tmp_path / "a[1]")
 
 
 def test_a_budget_is_charged_once_and_holds(frame, tmp_path):
