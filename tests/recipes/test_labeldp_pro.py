@@ -42,9 +42,16 @@ every_denoiser = pytest.mark.parametrize("denoiser", SECRET + NAMED, ids=NAMES)
 # --- what it queries and what it costs ---
 
 
-@every_denoiser
-@pytest.mark.parametrize("bound", [NormBound(1.0), DiameterBound(1.0, 1.2)], ids=["norm", "diameter"])
-def test_it_learns_and_costs_epsilon(denoiser, bound, drawn):
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        *((name, NormBound(1.0)) for name in NAMES),
+        *((name, DiameterBound(1.0, 1.2)) for name in ("no_op", "self_span")),
+        *(pytest.param(name, DiameterBound(1.0, 1.2), marks=pytest.mark.slow) for name in NAMES if "_conv" in name),
+    ],
+)
+def test_it_learns_and_costs_epsilon(name, bound, drawn):
+    denoiser = dict(zip(NAMES, SECRET + NAMED, strict=True))[name]
     x, labels = problem()
     box = vault(Budget(4.0, DELTA))
     model = some(network(), x, box, epsilon=4.0, epochs=3, denoiser=denoiser, bound=bound)
