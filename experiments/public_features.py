@@ -38,7 +38,7 @@ _KEPT_OUTPUTS = _ROOT / "build" / "outputs"
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Features made of others, and what rehearsals on them share."""
+    """Features made of others, and what tuning on them shares."""
 
     features: Tensor
     stage: Stage
@@ -46,7 +46,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """A data set's features (n, p), the map that made them, and rows and pseudo-labels to rehearse on."""
+    """A data set's features (n, p), the map that made them, and rows and pseudo-labels to tune on."""
 
     map: FeatureMap
     pixels: Pixels
@@ -70,7 +70,7 @@ class Public:
         return {}
 
     def stage(self, num_classes: int) -> Stage:
-        """What all rehearsals on these features share, whatever their noise."""
+        """What all tuning on these features shares, whatever the noise."""
         if num_classes not in self._stages:
             self._stages[num_classes] = Stage(self.features, num_classes, seed=self.seed)
         return self._stages[num_classes]
