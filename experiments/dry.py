@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments import run
+from experiments import adapters, run
 from experiments.settings import Run, runs
 from labeldp.core.vault import LabelVault
 from labeldp.data.benchmarks import Benchmark
@@ -69,6 +69,7 @@ def main() -> None:
     device, whole = run.checked_device(chosen.device), run.benchmark_of
     different: dict[str, Run] = {}
     for wanted in runs(chosen.settings, chosen.group):
+        adapters.check_settings(wanted)
         different.setdefault(f"{wanted.group} {wanted.method} {wanted.settings}", wanted)
     small = all(wanted.settings["model"].startswith("resnet") for wanted in different.values())
     run.benchmark_of = functools.cache(lambda name: few_rows(whole(name), small))
