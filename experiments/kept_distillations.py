@@ -9,7 +9,6 @@ Of runs side by side the first distils and the others wait for it; should it die
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 from torch import nn
 
+from labeldp.atomic import rename
 from labeldp.features.cache import content_key, read_metadata, read_tensors, write_tensors
 
 _NETWORK = "network.safetensors"
@@ -65,7 +65,7 @@ class Distillation:
         draft = Path(tempfile.mkdtemp(dir=self._shared.parent))
         for name in (*_MOMENT, _NETWORK):
             shutil.copy(self.folder / name, draft / name)
-        os.rename(draft, self._shared)
+        rename(draft, self._shared)
 
 
 @contextmanager

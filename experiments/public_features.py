@@ -22,7 +22,7 @@ from labeldp.data import benchmarks
 from labeldp.features.cache import content_key
 from labeldp.features.clusters import Clusters, SoftClusters, kmeans, scan
 from labeldp.features.encoders import Encoder, OverCrops, load_encoder, unit_outputs
-from labeldp.features.extract import Extractor, FeatureMap, Raw
+from labeldp.features.extract import Extractor, FeatureMap, Raw, extract
 from labeldp.features.graph import NeighbourMap, Neighbours
 from labeldp.features.patches import Patches
 from labeldp.learning.tuning import Stage
@@ -31,11 +31,14 @@ from labeldp.models.zoo import resnet18_v2
 _ROOT = Path(__file__).parent.parent
 # Of a crop, as a share of the image's.
 _SIDE = 0.75
+# Images from which on outputs computed on a processor are kept on the disk, how many in a file, and where.
+_MANY, _PART = 500, 2_500
+_KEPT_OUTPUTS = _ROOT / "build" / "outputs"
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Features made of others, and what rehearsals on them share."""
+    """Features made of others, and what tuning on them shares."""
 
     features: Tensor
     stage: Stage
@@ -43,7 +46,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """A data set's features (n, p), the map that made them, and rows and pseudo-labels to rehearse on."""
+    """A data set's features (n, p), the map that made them, and rows and pseudo-labels to tune on."""
 
     map: FeatureMap
     pixels: Pixels
@@ -67,7 +70,7 @@ class Public:
         return {}
 
     def stage(self, num_classes: int) -> Stage:
-        """What all rehearsals on these features share, whatever their noise."""
+        """What all tuning on these features shares, whatever the noise."""
         if num_classes not in self._stages:
             self._stages[num_classes] = Stage(self.features, num_classes, seed=self.seed)
         return self._stages[num_classes]
@@ -154,7 +157,7 @@ def _kept(name: str) -> Path:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """An encoder's outputs, standardised; computed once for all seeds, which take minutes each on a processor."""
+    """An encoder's outputs, standardised; the outputs themselves are computed once for all seeds."""
 
     encoder: str
     channels: int
@@ -165,14 +168,12 @@ class _Outputs:
         kept = replace(encoder(self.encoder, self.channels), standardise=False)
         if self.crops is not None:
             kept = replace(kept, model=OverCrops(kept.model, side=_SIDE, grid=self.crops))
-        name, found = f"{self.encoder} {self.crops}", kept.fit(inputs, device)
-        return _OutputsMap(name, found, Raw(seed=self.seed).fit(_once(name, found, inputs)))
+        return _OutputsMap(kept, Raw(seed=self.seed).fit(_once(kept, inputs)))
 
 
 @dataclass(frozen=True, eq=False)
 class _OutputsMap:
-    name: str
-    found: FeatureMap
+    encoder: Encoder
     scaled: FeatureMap
 
     @property
@@ -180,13 +181,15 @@ class _OutputsMap:
         return self.scaled.dim
 
     def features(self, inputs: Any) -> Tensor:
-        return self.scaled.features(_once(self.name, self.found, inputs))
+        return self.scaled.features(_once(self.encoder, inputs))
 
 
-def _once(name: str, found: FeatureMap, inputs: Any) -> Tensor:
-    key = content_key(name, inputs)
+def _once(kept: Encoder, inputs: Tensor) -> Tensor:
+    """Outputs for all inputs, kept in memory; on the disk as well, part by part, where a processor takes minutes."""
+    key = content_key(kept.fingerprint(), inputs)
     if key not in _OUTPUTS:
-        _OUTPUTS[key] = found.features(inputs)
+        folder = _KEPT_OUTPUTS if len(inputs) >= _MANY and not inputs.is_cuda else None
+        _OUTPUTS[key] = torch.cat([extract(kept, part, cache=folder)[0] for part in inputs.split(_PART)])
     return _OUTPUTS[key]
 
 

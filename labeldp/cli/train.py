@@ -484,9 +484,11 @@ def _weights(given: Sequence[str] | None, classes: Sequence[str]) -> dict[str, f
 
 def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
     """Yield what was measured and may be a mistake: a model no better than one class, labels that are cut off."""
+    from labeldp.results.evaluation import shown
+
     common, cut = own.measures.get("majority_baseline"), own.measures.get("at_bounds")
     if common is not None and own.majority:
-        yield f"Always predicting {own.majority!r} would be right on {common.value:.1%} of them." + (
+        yield f"Always predicting {own.majority!r} would be right on {shown('majority_baseline', common)} of them." + (
             " Nearly all labels are of this class: check the label column, or give rare classes a --class-weight."
             if common.value > _ONE_CLASS else ""
         )  # fmt: skip

@@ -8,7 +8,9 @@ no choice here needs a true label. Every head is a function (noisy, features, gr
 
 from __future__ import annotations
 
+import functools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -467,10 +469,24 @@ def honest_scale(
     error = error * noisy.noise_std * math.sqrt(1 + 1 / (part**2 * len(gains)))
     steps = torch.linspace(-6, 6, _SCALES, dtype=torch.float64, device=gain.device)
     together, share = torch.cat(scores), len(rows) / (len(some) * len(scores))
-    found = torch.stack([_expected_gain(together, t) * share for t in tuned.value * (tuned.spread * steps).exp()])
+
+    @functools.cache
+    def found(step: int) -> Tensor:
+        return _expected_gain(together, tuned.value * (tuned.spread * steps[step]).exp()) * share
+
+    # What is expected grows with the scale: the best step lies between the prior's and the first that expects the gain,
+    # and no step is better than its distance from the prior.
+    first, prior = bisect_left(range(_SCALES), True, key=lambda step: bool(found(step) >= gain)), _SCALES // 2
+    towards = range(prior, min(first, _SCALES - 1) + 1) if first > prior else range(prior, max(first - 2, -1), -1)
     # The rows sampled are some of all: an error of a per cent or so in itself.
     doubt = error.square() + (0.01 * gain).square() + 1e-30
-    best = ((found - gain).square() / doubt + steps.square()).argmin()
+    best, least = prior, math.inf
+    for step in towards:
+        away = float(steps[step]) ** 2
+        if away > least:
+            break
+        distance = float((found(step) - gain).square() / doubt) + away
+        best, least = (step, distance) if distance < least else (best, least)
     return tuned.value * math.exp(tuned.spread * float(steps[best]))
 
 

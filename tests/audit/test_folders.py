@@ -63,15 +63,14 @@ def copied(place, name, target):
 
 def test_an_honest_folder_is_not_accused_and_its_report_says_so(place, tmp_path, capsys):
     folder = copied(place, "rr", tmp_path / "model")
-    assert labeldp("audit", folder, "--confidence", SURE) == 0
+    assert labeldp("audit", folder, "--rows", 450, "--confidence", SURE) == 0
     said = capsys.readouterr().out
     assert said.startswith("No contradiction")
     assert "and 1 is claimed" in said
     assert "nothing here comes from a true label" in said
     kept = json.loads((folder / "audit.json").read_text())
-    assert 0.3 < kept["bound"] < 1.0
-    # A tenth of the rows was set aside and not trained on.
-    assert kept["canaries"] == COUNT * 9 // 10
+    assert 0.1 < kept["bound"] < 1.0
+    assert kept["canaries"] == 450
     assert kept["of"]["method"] == "rr"
     assert verify_folder(folder) == ()
     assert labeldp("report", folder, "--out", tmp_path / "page.html") == 0
@@ -85,9 +84,11 @@ def test_an_honest_folder_is_not_accused_and_its_report_says_so(place, tmp_path,
 @pytest.mark.slow
 def test_json_is_one_object(place, tmp_path, capsys):
     folder = copied(place, "rr", tmp_path / "model")
-    assert labeldp("audit", folder, "--rows", 400, "--json", "--confidence", SURE) == 0
+    assert labeldp("audit", folder, "--json", "--confidence", SURE) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["canaries"] == 400
+    # A tenth of the rows was set aside and not trained on.
+    assert told["canaries"] == COUNT * 9 // 10
+    assert 0.3 < told["bound"] < 1.0
     assert told == json.loads((folder / "audit.json").read_text())
 
 

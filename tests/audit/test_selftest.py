@@ -16,7 +16,7 @@ SURE = 1 - 1e-6
 GAUSSIAN = [name for name, (_, test) in subjects().items() if not test.pure]
 PURE = [name for name, (_, test) in subjects().items() if test.pure]
 # They tune without labels, then do what others do, too: seconds each.
-LONG = {"one_shot+student", "one_shot+linear", "one_shot_prior", "rounds"}
+LONG = {"one_shot+student", "one_shot+linear", "one_shot+kernel", "one_shot_prior", "pilot", "rounds"}
 DESCENTS = {"dp_sgd", "lp_normal_sgd", "self_span", "user_gradients", "lp_rr_sgd"}
 
 

@@ -13,6 +13,7 @@ from labeldp.budgets.journal import Journal
 from labeldp.mechanisms.user_responses import UserResponse
 from labeldp.mechanisms.users import UserVault
 from tests.commands import in_a_process, labeldp
+from tests.marks import mostly_slow
 
 SECRET = "very-secret-class"
 
@@ -257,7 +258,7 @@ def large_table(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", mostly_slow([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], quick=2))
 def test_stopped_half_way_there_is_no_output_and_the_charge_stays(large_table, how, tmp_path):
     journal, target = tmp_path / "y.journal", tmp_path / "out.parquet"
     command = [sys.executable, "-m", "labeldp", "privatize", large_table, "--label", "y", "--classes", "0,1"]

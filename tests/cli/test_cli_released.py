@@ -13,6 +13,7 @@ from labeldp.data.tables import certificate_path
 from labeldp.results.folder import read as read_folder
 from labeldp.results.verify import verify_folder
 from tests.cli.clihelp import CLASSES, SECRET, labeldp, rows, train, write_csv
+from tests.marks import mostly_slow
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -43,7 +44,7 @@ def copied(place, folder, kind="csv"):
     return folder / f"private.{kind}"
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", mostly_slow(["csv", "parquet"]))
 def test_from_a_private_file_to_a_certified_model(place, tmp_path, capsys, kind):
     out, source = tmp_path / "model", place / f"private.{kind}"
     assert labeldp("train", source, "--out", out, "--id", "id", "--test", place / "open.csv") == 0
@@ -62,6 +63,7 @@ def test_from_a_private_file_to_a_certified_model(place, tmp_path, capsys, kind)
     assert labeldp("predict", out, place / "open.csv", "--out", tmp_path / "p.csv") == 0
 
 
+@pytest.mark.slow
 def test_it_is_as_good_as_a_model_that_queries_the_labels_itself(place, tmp_path):
     """By the same method at the same ε; and the run is repeated from its own settings."""
     how = ("--id", "id", "--test", place / "open.csv", "--quiet")

@@ -231,6 +231,7 @@ def test_commands_of_a_group_too(place, tmp_path, capsys, monkeypatch):
     assert "a budget of epsilon 2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_page_says_what_works(tmp_path, monkeypatch):
     """Every command of docs/command_line.md, in order, on a table of patients."""
     text = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")

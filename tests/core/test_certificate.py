@@ -78,10 +78,10 @@ def group(*events, times=1):
 )
 def test_hostile_text_is_refused_at_once(text):
     """Fault 13: RecursionError, OverflowError and half a minute on the code of 34fca78."""
-    made, begun = text(), time.perf_counter()
+    made, begun = text(), time.process_time()
     with pytest.raises(c.CertificateError):
         c.parse(made)
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
@@ -101,9 +101,9 @@ def test_more_work_than_is_worth_is_refused_before_it_is_begun(spread):
     }
     claim = {**make().to_json()["claim"], "delta": 1e-5}
     found = c.parse(hostile(format="labeldp-certificate/2", assumptions=[], claim=claim, ledger=ledger[spread]))
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert any("compositions" in problem for problem in c.verify(found))
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 def test_what_cannot_be_accounted_for_is_a_problem_and_no_traceback():

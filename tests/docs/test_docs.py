@@ -50,7 +50,7 @@ EXPLAINED = ("why", "at most 1, and paid", "False, unless", "1.0, at")
 
 
 # Pages of many trainings, ten seconds and more.
-LONG = ("estimators", "evaluation", "recipes")
+LONG = ("coming_from", "estimators", "evaluation", "recipes")
 
 
 # Some pages show what the library warns of.

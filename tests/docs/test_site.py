@@ -30,7 +30,8 @@ SITE = (
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.S | re.M)
 
 
-@pytest.mark.parametrize("name", PAGES)
+# The longest is a slow one: its three commands are README's, too, which are always tried.
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one == "start")) for one in PAGES])
 def test_commands_run_as_they_stand(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = BLOCK.findall(text(name))
@@ -61,6 +62,7 @@ def test_figures_are_those_of_the_results():
     assert [figure for figure in figures if figure not in known] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("material") is None, reason="mkdocs-material is not installed; make docs installs it")
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
     # Not --quiet: mkdocs then counts no warning at all.

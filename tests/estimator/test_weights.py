@@ -25,6 +25,7 @@ def recall_and_balance(model, x, y):
     return recall, (recall + (~found[y == 0]).mean()) / 2
 
 
+@pytest.mark.slow
 def test_a_rare_class_is_found_at_the_cost_that_was_agreed():
     (x, y), (others, truth) = table(20_000, 0), table(20_000, 1)
     how = {"method": "one_shot", "classes": [0, 1], "random_state": 0}

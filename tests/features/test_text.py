@@ -29,7 +29,7 @@ def corpus(rows, seed):
 
 @pytest.fixture(scope="module")
 def fitted():
-    train, labels = corpus(5000, 0)
+    train, labels = corpus(3000, 0)
     return LabelDPClassifier(1.0, classes=[0, 1], random_state=0).fit(train, labels)
 
 

@@ -77,7 +77,7 @@ def test_the_check_rejects_a_solution_that_is_two_percent_off(name):
 
 
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("clip", [0.3, pytest.param(None, marks=pytest.mark.slow)])
 def test_many_candidates_take_rounds_and_still_converge(name, clip):
     """1,500 candidates: more than fit into one restricted program, and than span the sketch."""
     project, per_row = SETS[name]
@@ -105,7 +105,7 @@ def test_stopping_early_is_admitted(name):
 
 
 @pytest.mark.parametrize("project", [span, hull, row_simplex])
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("clip", [0.5, pytest.param(None, marks=pytest.mark.slow)])
 def test_with_and_without_the_matrix(project, clip):
     dense, _, noisy = problem(1, many=200, clip=clip)
     free, _, _ = problem(1, many=200, clip=clip, memory=0)

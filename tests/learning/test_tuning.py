@@ -116,7 +116,7 @@ def test_less_noise_more_directions():
     assert ranks[0] < ranks[-1]
 
 
-@pytest.mark.parametrize("noise", [10.0, 60.0])
+@pytest.mark.parametrize("noise", [60.0, pytest.param(10.0, marks=pytest.mark.slow)])
 def test_the_choice_is_good_for_labels_it_has_never_seen(noise):
     """Regret on real labels of the plan chosen by pseudo-labels: at most two points."""
     features, labels = modes(rows=12_000)

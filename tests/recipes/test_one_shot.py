@@ -269,7 +269,7 @@ def _bayes_error():
     return float((torch.cdist(fresh, centres).argmin(dim=1) != truth).double().mean())
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 5.0])
+@pytest.mark.parametrize("epsilon", mostly_slow([1.0, 5.0]))
 def test_probabilities_are_honest_on_new_rows(epsilon):
     """Mean confidence within six points of the accuracy: one cloud to a class, of which clusters know nothing."""
     fresh, truth = clouds(20_000, 2)

@@ -132,8 +132,8 @@ def test_adapting_pays_where_two_of_many_columns_matter():
 
 def test_learners_are_judged_by_responses_that_did_not_teach_them():
     """Responses that are coins: what was learnt from them by heart would predict them, and gain."""
-    coins = LabelVault(torch.zeros(1200).long(), 2).release(pilot.RandomizedResponse(1e-6, 2))
-    found = pilot.adapting(pilot.Task.split(X[:1200], coins, 0), 0)
+    coins = LabelVault(torch.zeros(600).long(), 2).release(pilot.RandomizedResponse(1e-6, 2))
+    found = pilot.adapting(pilot.Task.split(X[:600], coins, 0), 0)
     assert max(found) < pilot._LEARNT
     # Then a formula decides, by public numbers.
     assert pilot._respond(*found, 9000, 2, 1.0)

@@ -248,7 +248,7 @@ def stopping(at_round, at_epoch):
     return teach
 
 
-@pytest.mark.parametrize(("at_round", "paid"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("at_round", "paid"), [(2, 2), pytest.param(1, 1, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_without_asking_again(tmp_path, drawn, at_round, paid):
     whole = weights(run(vault(seed=3)).model)
     drawn.clear()

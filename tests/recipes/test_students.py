@@ -305,7 +305,7 @@ def test_arrays_are_taken_too():
 # -- resuming ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize("generation", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_student_goes_on(tmp_path, generation):
     whole = weights(run(generations=2))
     begun = 0

@@ -11,6 +11,7 @@ from labeldp.results.charts import SIZE
 from labeldp.results.evaluation import Evaluation, Measure
 from labeldp.results.facts import gather
 from labeldp.results.report import page
+from tests.marks import mostly_slow
 from tests.results.browser import measured, needed, photographed, printed
 from tests.results.reporthelp import CURVES, audited, result, saved
 
@@ -68,8 +69,15 @@ def found(made, tmp_path_factory):
     return at
 
 
-@pytest.mark.parametrize("fonts", FONTS)
-@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize(
+    ("width", "fonts"),
+    [
+        # Every width and every font once; all pairs in the slow tests.
+        pytest.param(width, font, marks=[pytest.mark.slow] * (place != number % len(FONTS)))
+        for place, width in enumerate([360, 768, 1280])
+        for number, font in enumerate(FONTS)
+    ],
+)
 def test_nothing_is_wider_than_the_screen_and_no_text_overlaps(found, width, fonts):
     page = found(width, fonts)
     assert page["width"] == width
@@ -104,7 +112,7 @@ def test_the_measure_notices_what_is_too_wide(made, tmp_path):
     assert measured(over, 768, tmp_path)["over"] != []
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("width", mostly_slow([360, 768, 1280]))
 def test_26_classes_and_columns_of_an_array_hold_too(tmp_path, width):
     classes = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     made = result(classes=classes, method="rr+learner", test=None, rows=8000, evaluation=own(classes))
@@ -133,7 +141,14 @@ def test_it_prints_on_a_few_light_pages(made, dark, tmp_path):
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 12
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (360, False)], ids=["light", "dark", "phone"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(1280, False, id="light", marks=pytest.mark.slow),
+        pytest.param(1280, True, id="dark"),
+        pytest.param(360, False, id="phone", marks=pytest.mark.slow),
+    ],
+)
 def test_screenshots(made, width, dark, tmp_path):
     path = photographed(made, width, 3000, tmp_path / "page.png", dark=dark)
     assert path.stat().st_size > 50_000
