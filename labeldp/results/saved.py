@@ -150,6 +150,9 @@ def columns_of(estimator: Any) -> tuple[tuple[Column, ...] | None, tuple[Reading
         return None, ()
     if estimator._columns is not None:
         return estimator._columns, tuple(Reading(column.name, column.kind) for column in estimator._columns)
+    if estimator._of_frame is not None:
+        read = estimator.columns_ or tuple(Reading(column.name, column.kind) for column in estimator._of_frame)
+        return estimator._of_frame, read
     table = found if isinstance(found, TableMap) else getattr(found, "table", None)
     known = getattr(estimator, "feature_names_in_", None)
     names = [f"x{place}" for place in range(len(layout.numeric))] if known is None else list(map(str, known))
