@@ -25,7 +25,7 @@ def learnt(labels, noise=2.0, rank=150, classes=2):
     axes = eigenbasis(gram_of(turned[:ROWS]))
     constant = tuned.basis.constant_column
     found = weighed(
-        noisy, turned[:ROWS], X[:ROWS], torch.arange(COLUMNS), torch.ones(COLUMNS), axes, tuned.scales[0],
+        noisy, turned[:ROWS], X[:ROWS], X[:ROWS], torch.arange(COLUMNS), torch.ones(COLUMNS), axes, tuned.scales[0],
         constant=constant, seed=1,
     )  # fmt: skip
     return found, tuned.fit(noisy, turned[:ROWS])(lifted[ROWS:]), turned[ROWS:]
