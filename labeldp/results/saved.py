@@ -91,6 +91,8 @@ def load(
     estimator._curves, estimator._network_name = tuple(curves) if isinstance(curves, list) else (), found.network
     if not result.model.get("in_memory", False):
         estimator._columns = found.columns
+    if estimator._of_frame is not None:
+        estimator.columns_ = tuple(Reading(**one) for one in result.story.columns)
     logging.getLogger("labeldp").info("loaded %s", folder.name)
     return estimator
 
