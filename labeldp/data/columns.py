@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,19 @@ import pyarrow as pa
 from pyarrow import types
 
 from labeldp.data.csv import CsvTable, open_csv
-from labeldp.data.kinds import ABSENT, Column, best_format, is_prose, is_text, kind_of, written_dates, written_numbers
+from labeldp.data.kinds import (
+    ABSENT,
+    Column,
+    Reading,
+    best_format,
+    is_prose,
+    is_text,
+    kept_columns,
+    kind_of,
+    readings_of,
+    written_dates,
+    written_numbers,
+)
 from labeldp.data.labels import is_missing, pc
 from labeldp.data.parquet import ParquetTable, open_parquet, open_parquet_folder
 from labeldp.data.request import TableError, column_advice, listed
@@ -39,8 +51,8 @@ _OTHER_KINDS = {
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar"), _ARCHIVE),
     **dict.fromkeys((".json", ".jsonl", ".feather", ".arrow", ".pkl", ".pickle", ".h5", ".sav", ".dta", ".db"), _OTHER),
 }
-# Where a field of an Arrow table says how its text is to be read.
-_KIND = b"labeldp.kind"
+# Where a field of an Arrow table says how its text is to be read, and the table that its columns have been read.
+_KIND, _READ = b"labeldp.kind", {b"labeldp.read": b"1"}
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -232,7 +244,12 @@ def conformed(table: pa.Table, columns: Sequence[Column], strays: bool = False) 
     marked = [
         field.with_metadata({_KIND: kinds[field.name]}) if field.name in kinds else field for field in made.schema
     ]
-    return made.cast(pa.schema(marked))
+    return made.cast(pa.schema(marked, metadata=_READ))
+
+
+def is_read(frame: Any) -> bool:
+    """Return whether it is a table that `conformed` made: nothing is to be found out about its columns."""
+    return isinstance(frame, pa.Table) and _READ.keys() <= (frame.schema.metadata or {}).keys()
 
 
 def _check_present(columns: Sequence[Column], names: list[str]) -> None:
@@ -324,6 +341,21 @@ def arrow_table(frame: Any) -> pa.Table:
     if isinstance(frame, pa.Table):
         return frame
     return pa.table({str(name): _arrow_column(frame[name]) for name in names_of(frame)})
+
+
+def columns_of_frame(frame: Any, of: int | None = None) -> tuple[tuple[Reading, ...], tuple[Column, ...]]:
+    """Return how each column of a frame is read, as that of a file is, and those that a model learns from.
+
+    Columns of a categorical type are categories, whatever they hold: a frame can say so, and a file cannot. Where the
+    frame is a random part of one that has more rows, `of` says how many.
+    """
+    table = arrow_table(frame)
+    declared = {field.name: "category" for field in table.schema if types.is_dictionary(field.type)}
+    readings = readings_of(table, declared, of)
+    # Of a frame, what is missing is a value of a category like any other.
+    return readings, tuple(
+        replace(one, missing=MISSING) if one.kind in ("category", "text") else one for one in kept_columns(readings)
+    )
 
 
 def read_frame(frame: Any, factors: bool = False) -> list[Any]:

@@ -23,6 +23,7 @@ from labeldp.core.certificate import Certificate
 from labeldp.core.ledger import BudgetExceededError
 from labeldp.core.vault import LabelVault
 from labeldp.data.columns import Layout, take_rows
+from labeldp.data.kinds import Column
 from labeldp.data.released import ReleasedLabels
 from labeldp.data.stored import whole_of
 from labeldp.estimator import serialise, spending
@@ -361,6 +362,8 @@ class LabelDPEstimator(FeatureReader, ABC):
             kinds["prose"] = list(self._layout.prose)
         if self._as_given:
             kinds["as_given"] = True
+        if self._of_frame is not None:
+            kinds["columns"] = [column.to_json() for column in self._of_frame]
         if self._layout is None and self._shape:
             kinds["image"] = list(self._shape)
         whole = {"format": serialise.FORMAT, "kind": self._kind, **fitted, **kinds, **self._own_parts()}
@@ -392,6 +395,8 @@ class LabelDPEstimator(FeatureReader, ABC):
         prose = tuple(config.get("prose", ()))
         made._layout = Layout(tuple(config["numeric"]), prose) if "numeric" in config else None
         made._as_given, made._rows = bool(config.get("as_given", False)), int(config.get("rows", 0))
+        read = config.get("columns")
+        made._of_frame = None if read is None else tuple(map(Column.from_json, read))
         made._map = serialise.map_from_parts(config["map"], arrays, place, encoder)
         made._predictor = serialise.predictor_from_parts(config["predictor"], arrays, model, place)
         made._shape = tuple(config.get("image", ()))

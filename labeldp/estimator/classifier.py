@@ -65,8 +65,8 @@ class LabelDPClassifier(ClassifierMixin, LabelDPEstimator):
         verbose: 1 prints a line for every phase of a fit, 2 every message. The logger "labeldp" has them anyway.
 
     After `fit`: `certificate_`, `evaluation_` (how good it is; None where no rows were set aside), `method_`,
-    `choice_` (why; None where the method was named), `classes_`, `n_features_in_`, and `feature_names_in_` where the
-    features have names.
+    `choice_` (why; None where the method was named), `classes_`, `n_features_in_`, and `feature_names_in_` and
+    `columns_` (how each column was read) where the features have names.
 
     >>> x = np.random.default_rng(0).normal(size=(4000, 5))
     >>> y = np.where(x[:, 0] + x[:, 1] > 0, "yes", "no")

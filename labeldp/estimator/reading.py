@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -23,16 +24,18 @@ from torch import Tensor, nn
 from labeldp.data.columns import (
     Layout,
     arrow_table,
+    columns_of_frame,
     comes_in_parts,
     conformed,
     is_frame,
+    is_read,
     names_of,
     parts_of,
     read_array,
     read_frame,
     take_rows,
 )
-from labeldp.data.kinds import Column
+from labeldp.data.kinds import Column, Reading
 from labeldp.data.stored import some_of
 from labeldp.estimator.serialise import HeadPredictor, LiftedPredictor, Predictor
 from labeldp.features.coded import Coded, Coder
@@ -56,6 +59,8 @@ TABLE: dict[str, Any] = {"bins": 32, "steps": 8, "scale": 0.5, "clip": 4.0}
 # Cells of a sparse matrix that are written out for a network: 512 MiB of float32.
 _MOST_CELLS = 1 << 27
 _TRIED_ROWS = 2
+# What is said of a column, by how it is read, and the frames between that and a user's call of `fit`.
+_SEEN, _LEVELS = {"id": "set aside", "number": "a number", "date": "a date"}, 5
 
 
 class FeatureReader(BaseEstimator):
@@ -71,17 +76,20 @@ class FeatureReader(BaseEstimator):
     _layout: Layout | None
     _map: FeatureMap
     _predictor: Predictor
-    # How a file's columns are read into the features; None where they are taken as they come.
+    # How the columns of a frame that was fitted to are read, those that were set aside included; none of arrays.
+    columns_: tuple[Reading, ...] = ()
+    # How a file's columns are read into the features, and those of a frame; None where they are taken as they come.
     _columns: tuple[Column, ...] | None = None
+    _of_frame: tuple[Column, ...] | None = None
     # Whether a network of the user's sees X as it is.
     _as_given = False
     # Of one image.
     _shape: tuple[int, ...] = ()
 
-    def _read(self, inputs: Any, reset: bool) -> Any:
+    def _read(self, inputs: Any, reset: bool, of: int | None = None) -> Any:
         """Return features as the extractor takes them: a tensor of images, wide sparse rows, or (numeric, categorical).
 
-        Columns of prose, where there are some, come third.
+        Columns of prose, where there are some, come third. Where X is a random part of a table, `of` is its rows.
         """
         if self._columns is not None and is_frame(inputs):
             inputs = conformed(arrow_table(inputs), self._columns)
@@ -94,7 +102,9 @@ class FeatureReader(BaseEstimator):
         if isinstance(inputs, Tensor):
             inputs = inputs.detach().cpu().numpy()
         if is_frame(inputs):
-            read = read_frame(self._named(inputs, reset))
+            if reset:
+                self.columns_, self._of_frame = (), None
+            read = read_frame(self._as_read(inputs, reset, of))
             if not read or not len(read[0]):
                 raise ValueError(f"X has 0 sample(s) or no column ({len(read)} columns); a minimum of 1 is required.")
         elif isinstance(inputs, np.ndarray) and inputs.ndim > 2:
@@ -106,6 +116,28 @@ class FeatureReader(BaseEstimator):
         if reset or self._layout is None:
             self._layout = Layout.of(read, prose=self.features is None)
         return self._layout.split(read)
+
+    def _as_read(self, frame: Any, reset: bool, of: int | None = None, strays: bool = False) -> Any:
+        """Return a frame with its columns as they were and, but for a network, which sees X as it is, as files' are.
+
+        At a fit, find out how they are read, and warn of what a user may not expect.
+        """
+        if is_read(frame) and not reset:
+            return frame
+        named = self._named(frame, reset)
+        if reset and self.model is None and not is_read(frame) and len(named):
+            self.columns_, self._of_frame = columns_of_frame(named, of)
+            odd = [one for one in self.columns_ if one.read_as == "id" or "read as missing" in one.note]
+            if odd:
+                shown = "; ".join(f"{one.name!r} is {_SEEN[one.read_as]} ({one.note})" for one in odd)
+                warnings.warn(
+                    f"X: column {shown}; give it as floats or as a categorical type where that is wrong. All columns "
+                    "are listed in columns_",
+                    stacklevel=_LEVELS,
+                )
+        if self._of_frame is None:
+            return named
+        return conformed(arrow_table(named), self._of_frame, strays=reset or strays)
 
     def _named(self, frame: Any, reset: bool) -> Any:
         """Return the frame with its columns as they were; at a fit, set `feature_names_in_` and `n_features_in_`."""
@@ -178,29 +210,35 @@ class FeatureReader(BaseEstimator):
         few = some_of(inputs)
         if few is inputs:
             few = take_rows(inputs, sample_rows(len(inputs), _FEW_ROWS, seed).numpy())
-        some: Any = self._read(few, reset=True)
+        some: Any = self._read(few, reset=True, of=len(inputs))
         if len(some) > 2:
             return None
         place = None if self.device is None else torch.device(self.device)
         self._map = Table(**TABLE, seed=seed).fit(some, place)
-        return self._coded_again(inputs)
+        return self._coded_again(inputs, strays=True)
 
-    def _coded_again(self, inputs: Any) -> Coded | None:
-        """Return a table as numbers and cells by the map that was fitted; None where its features fit in memory."""
+    def _coded_again(self, inputs: Any, strays: bool = False) -> Coded | None:
+        """Return a table as numbers and cells by the map that was fitted; None where its features fit in memory.
+
+        `strays` as for `conformed`.
+        """
         found = self._map
         if not isinstance(found, TableMap) or found.scaling is not None or not comes_in_parts(inputs):
             return None
         if len(inputs) <= _FEW_ROWS or len(inputs) * found.dim <= MOST_CELLS:
             return None
-        return Coder(found).coded(self._parts(inputs), len(inputs))
+        return Coder(found).coded(self._parts(inputs, strays), len(inputs))
 
-    def _parts(self, inputs: Any) -> Iterator[Any]:
+    def _parts(self, inputs: Any, strays: bool = False) -> Iterator[Any]:
         """Yield rows in parts, numbers and categories as `Coder` takes them, and report how far it is."""
         done, begun = 0, time.perf_counter()
-        for part in parts_of(inputs, ROWS_AT_ONCE):
-            found = None
+        for given in parts_of(inputs, ROWS_AT_ONCE):
+            part, found = given, None
+            if is_frame(part):
+                part = conformed(arrow_table(part), self._columns) if self._columns is not None else part
+                part = self._as_read(part, reset=False, strays=strays)
             if is_frame(part) and self._layout is not None:
-                found = self._layout.factors(read_frame(self._named(part, reset=False), factors=True))
+                found = self._layout.factors(read_frame(part, factors=True))
             yield self._read(part, reset=False) if found is None else found
             done += len(part)
             if self.report is not None:

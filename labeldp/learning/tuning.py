@@ -378,8 +378,14 @@ def spectrum(features: Tensor, *, rows: int = 20_000, most: int | None = None, s
     mean = sample.mean(dim=0, dtype=torch.float64)
     if not math.isfinite(float(mean.sum())):
         raise ValueError("features has values that are not finite; fill in or drop missing ones")
-    covariance = gram_of(sample - mean.float()) / len(sample)
-    variances, components = _eigen(covariance, min(most or sample.shape[1], sample.shape[1]), seed)
+    centred, wanted = sample - mean.float(), min(most or sample.shape[1], sample.shape[1])
+    if 2 * len(sample) < sample.shape[1]:
+        # Of few rows with many features: their products have the same eigenvalues, and there are far fewer of them.
+        values, vectors = torch.linalg.eigh(gram_of(centred.T) / len(sample))
+        variances, turned = values.flip(0)[:wanted], vectors.flip(1)[:, :wanted]
+        components = torch.nn.functional.normalize(centred.T @ turned.float(), dim=0)
+    else:
+        variances, components = _eigen(gram_of(centred) / len(sample), wanted, seed)
     return Spectrum(mean.float(), variances.clamp_min(0.0).float(), components.float())
 
 

@@ -119,7 +119,7 @@ def columns_weighed(
     turned = basis(lift(features))
     # The first of the heads that were tuned is ridge regression.
     found = weighed(
-        shot.noisy, turned, view(features), *view, eigenbasis(gram_of(turned)), shot.tuning.scales[0],
+        shot.noisy, turned, features, view(features), *view, eigenbasis(gram_of(turned)), shot.tuning.scales[0],
         constant=basis.constant_column, seed=seed,
     )  # fmt: skip
     clock("head", "no columns stand out, and the head stays linear" if found is None else "by columns that are weighed")

@@ -91,6 +91,8 @@ def load(
     estimator._curves, estimator._network_name = tuple(curves) if isinstance(curves, list) else (), found.network
     if not result.model.get("in_memory", False):
         estimator._columns = found.columns
+    if estimator._of_frame is not None:
+        estimator.columns_ = tuple(Reading(**one) for one in result.story.columns)
     logging.getLogger("labeldp").info("loaded %s", folder.name)
     return estimator
 
@@ -150,6 +152,9 @@ def columns_of(estimator: Any) -> tuple[tuple[Column, ...] | None, tuple[Reading
         return None, ()
     if estimator._columns is not None:
         return estimator._columns, tuple(Reading(column.name, column.kind) for column in estimator._columns)
+    if estimator._of_frame is not None:
+        read = estimator.columns_ or tuple(Reading(column.name, column.kind) for column in estimator._of_frame)
+        return estimator._of_frame, read
     table = found if isinstance(found, TableMap) else getattr(found, "table", None)
     known = getattr(estimator, "feature_names_in_", None)
     names = [f"x{place}" for place in range(len(layout.numeric))] if known is None else list(map(str, known))

@@ -244,3 +244,14 @@ def test_all_heads_have_one_shape():
     for head in (ridge_head, softmax_head):
         assert [*inspect.signature(head).parameters][:3] == ["noisy", "features", "gram"]
         assert "constant" in inspect.signature(head).parameters
+
+
+def test_many_features_of_few_rows_have_the_same_spectrum():
+    wide = torch.randn(40, 100, generator=torch.Generator().manual_seed(0)) * torch.linspace(2, 0.1, 100)
+    found = spectrum(wide)
+    centred = (wide - wide.mean(dim=0)).double()
+    values, vectors = torch.linalg.eigh(centred.T @ centred / 40)
+    assert torch.allclose(found.variances[:39].double(), values.flip(0)[:39], rtol=1e-4)
+    assert torch.allclose(
+        (found.components[:, :39].T.double() @ vectors.flip(1)[:, :39]).abs(), torch.eye(39).double(), atol=1e-3
+    )

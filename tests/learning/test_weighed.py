@@ -25,7 +25,7 @@ def learnt(labels, noise=2.0, rank=150, classes=2):
     axes = eigenbasis(gram_of(turned[:ROWS]))
     constant = tuned.basis.constant_column
     found = weighed(
-        noisy, turned[:ROWS], X[:ROWS], torch.arange(COLUMNS), torch.ones(COLUMNS), axes, tuned.scales[0],
+        noisy, turned[:ROWS], X[:ROWS], X[:ROWS], torch.arange(COLUMNS), torch.ones(COLUMNS), axes, tuned.scales[0],
         constant=constant, seed=1,
     )  # fmt: skip
     return found, tuned.fit(noisy, turned[:ROWS])(lifted[ROWS:]), turned[ROWS:]
@@ -74,3 +74,17 @@ def test_several_classes():
     assert right(scores, labels) > right(linear, labels)
     assert scores.shape == (TEST, 3)
     assert all(torch.is_tensor(value) for value in dataclasses.asdict(found).values())
+
+
+def test_effects_that_add_up_are_beneath_the_kernel_and_only_where_they_are():
+    chance = torch.Generator().manual_seed(7)
+    labels = (X @ torch.randn(COLUMNS, generator=chance) + torch.randn(len(X), generator=chance) > 0).long()
+    found, linear, turned = learnt(labels, noise=6.0)
+    assert found.plain.abs().amax() > 0
+    scores = found.logits(X[ROWS:], turned)
+    assert right(scores, labels) > right(linear, labels)
+    # Without them the scores are those of other probabilities: they are no ornament.
+    without = dataclasses.replace(found, plain=torch.zeros_like(found.plain)).logits(X[ROWS:], turned)
+    assert right(without, labels) < right(scores, labels) - 0.02
+    crossed, _, _ = learnt(CROSSED)
+    assert crossed.plain.abs().amax() == 0
