@@ -49,6 +49,8 @@ _COPIED = 1 << 19
 # Analysts who are connected at once, those of them with memory, and seconds that they have for their first question.
 MOST_LINES, MOST_MEMORIES, HELLO_SECONDS = 256, 32, 10.0
 _HEAD = struct.Struct("<cI")
+# Bytes of short frames that are taken at once.
+_AHEAD = 1 << 12
 # What an analyst takes from the service: a release, and what is said of it.
 _MOST_ANSWER = (1 << 32) - 1
 
@@ -64,6 +66,8 @@ class Line:
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
+        # What came with the last frame and belongs to the next.
+        self._ahead = b""
         # By `time.monotonic`, until when all that is taken must have come; None for no end.
         self.until: float | None = None
 
@@ -89,11 +93,18 @@ class Line:
         return kind, self._exactly(size)
 
     def _exactly(self, size: int) -> memoryview:
-        content, done = np.empty(size, np.uint8).data, 0
+        content, done = np.empty(size, np.uint8).data, min(size, len(self._ahead))
+        content[:done], self._ahead = self._ahead[:done], self._ahead[done:]
         while done < size:
             if self.until is not None:
                 self.channel.settimeout(max(1e-3, self.until - time.monotonic()))
-            come = self.channel.recv_into(content[done:])
+            if size - done >= _AHEAD:
+                come = self.channel.recv_into(content[done:])
+            else:
+                # Short frames come several at once: each by itself would be two calls of the system.
+                found = self.channel.recv(_AHEAD)
+                come = min(len(found), size - done)
+                content[done : done + come], self._ahead = found[:come], found[come:]
             if not come:
                 raise EOFError
             done += come
