@@ -10,7 +10,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([
     "pytest", "labeldp.budgets.store", "labeldp.budgets.journal", "labeldp.mechanisms.counts",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", "labeldp.service.client",
-    "labeldp.service.server",
+    "labeldp.service.server", "sqlite3", "pandas", "pyarrow.pandas_compat",
 ])  # fmt: skip
 
 

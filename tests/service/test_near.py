@@ -7,6 +7,7 @@ import socket
 import struct
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -166,6 +167,31 @@ def test_refusals_are_the_errors_of_grpc(found):
     with pytest.raises(BudgetExceededError):
         found.direct.ask_rows(told, schema, lambda: [X])
     assert charges(found) == 0
+
+
+@pytest.mark.parametrize("awake", [False, True], ids=["asleep", "awake"])
+def test_frames_are_taken_whole_however_they_come(awake):
+    """Short ones come several at once, long ones in pieces."""
+    random = np.random.default_rng(3)
+    sent = [
+        (bytes([65 + number % 26]), random.bytes(int(random.choice([0, 4, 8, 5000, 70_000])))) for number in range(200)
+    ]
+    stream = b"".join(struct.pack("<cI", kind, len(content)) + content for kind, content in sent)
+    here, there = socket.socketpair()
+
+    def send():
+        done = 0
+        while done < len(stream):
+            done += there.send(stream[done : done + int(random.integers(1, 9000))])
+        there.close()
+
+    with ThreadPoolExecutor(1) as other, here:
+        written, line = other.submit(send), near.Line(here)
+        line.awake = awake
+        assert [(kind, bytes(content)) for kind, content in (line.take(1 << 20) for _ in sent)] == sent
+        written.result()
+        with pytest.raises(EOFError):
+            line.take(1 << 20)
 
 
 def test_memory_keeps_its_size(found):
