@@ -170,19 +170,20 @@ def show(choice: Choice) -> None:
     for note in choice.notes:
         summary.add_row("note", Text(note, style="yellow"))
     ranking = Table(box=box.SIMPLE, pad_edge=False)
-    ranking.add_column("recipe", no_wrap=True)
-    for name in ("worth in clean labels", "accuracy", "behind by", "training"):
-        ranking.add_column(name, justify="right")
-    ranking.add_column("rests on")
-    for one in choice.ranking:
-        cells = (
-            one.recipe,
-            count(one.clean_labels) if one.clean_labels else "–",
-            "–" if one.accuracy is None else f"{one.accuracy:.1f} %",
-            "–" if one.regret is None else f"{max(one.regret, 0.0):.1f}",
-            "–" if one.seconds is None else duration(one.seconds),
-            one.obstacle or one.evidence,
-        )
+    columns = {
+        "recipe": [one.recipe for one in choice.ranking],
+        "worth in clean labels": [count(one.clean_labels) if one.clean_labels else "–" for one in choice.ranking],
+        "accuracy": ["–" if one.accuracy is None else f"{one.accuracy:.1f} %" for one in choice.ranking],
+        "behind by": ["–" if one.regret is None else f"{max(one.regret, 0.0):.1f}" for one in choice.ranking],
+        "training": ["–" if one.seconds is None else duration(one.seconds) for one in choice.ranking],
+        "rests on": [one.obstacle or one.evidence for one in choice.ranking],
+    }
+    # Of tables like a user's own no accuracy is known: a column of dashes says nothing.
+    columns = {name: cells for name, cells in columns.items() if set(cells) != {"–"}}
+    for name in columns:
+        worded = name in ("recipe", "rests on")
+        ranking.add_column(name, justify="left" if worded else "right", no_wrap=name == "recipe")
+    for one, *cells in zip(choice.ranking, *columns.values(), strict=True):
         ranking.add_row(*(Text(cell, style="dim" if one.obstacle else "") for cell in cells))
     console.print(Group(summary, ranking))
     if choice.alike:

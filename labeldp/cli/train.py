@@ -528,8 +528,10 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
         lines.append(f"Measured on {counted(test['rows'], 'row')} with public labels: {found}.")
         if "training_rows_left_out" in test:
             left = test["training_rows_left_out"]
-            both = "is a training row" if left == 1 else "are training rows"
-            lines.append(f"This leaves out {counted(left, 'row')} that {both}, too.")
+            which = (
+                "that is a training row, or looks like one" if left == 1 else "that are training rows, or look like one"
+            )
+            lines.append(f"This leaves out {counted(left, 'row')} {which}.")
     if not charged and not result.story.released:
         lines.append(
             "No budget was charged. Other releases of these labels add to the cost; labeldp budget keeps count."

@@ -321,13 +321,22 @@ def _sides(own: Evaluation) -> Table | None:
 
 
 def confusion(own: Evaluation) -> Figure | None:
-    """Return which classes are taken for which: of each true class, the share of its rows that each prediction got."""
+    """Return which classes are taken for which: of each true class, the share of its rows that each prediction got.
+
+    The diagonal is the recall that the page lists, where there is one: noisy counts that must not be negative favour
+    the wrong cells. What is left is divided among the other cells as the counts are.
+    """
     if not own.confusion or len(own.classes) > _MOST_CLASSES:
         return None
     rows = [[max(0.0, count) / max(sum(line), 1.0) for count in line] for line in own.confusion]
+    for place, (row, known) in enumerate(zip(rows, own.recall, strict=False)):
+        if known is not None:
+            right, wrong = min(max(known.value, 0.0), 1.0), sum(row) - row[place]
+            row[:] = [(1 - right) * (share / wrong if wrong > 0 else 1 / (len(row) - 1 or 1)) for share in row]
+            row[place] = right
     summary = "Each line is a true class; its cells are the shares of its rows that were predicted as each class."
     image = heat_table("Confusion matrix", summary, own.classes, rows, "predicted as")
-    noisy = "Each cell is a noisy count, so the shares can differ a little from the recall of the class."
+    noisy = "Cells are noisy estimates; those on the diagonal are the recall of the class."
     return Figure(image, f"Confusion matrix, estimated from {own.rows:,} rows set aside. {summary} {noisy}")
 
 

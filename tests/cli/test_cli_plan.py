@@ -106,6 +106,10 @@ def test_csv_is_counted_too(tmp_path):
 def test_the_bundled_table():
     said = plan(adult_path(), "--label", "income", "--classes", "2", "--epsilon", "1").stdout
     assert "29,305 labels" in said
+    # Nothing of the kind was compared: a column of dashes would say nothing.
+    assert "behind by" in plan(*NUMBERS).stdout
+    assert "behind by" not in said
+    assert "accuracy  " not in said
 
 
 def test_plan_card_and_report_give_one_worth(tmp_path):

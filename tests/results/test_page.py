@@ -390,6 +390,15 @@ def test_what_rows_set_aside_measured_is_shown_and_stands_in_for_open_labels(tmp
         assert f"<title>{title}</title>" in text
 
 
+@pytest.mark.parametrize("lines", [[[80.0, 20.0], [4.0, 6.0]], [[100.0, 0.0], [4.0, 6.0]]], ids=["noisy", "all right"])
+def test_the_diagonal_of_the_confusion_matrix_is_the_recall_that_the_page_lists(tmp_path, lines):
+    text = page(gather(saved(tmp_path / "model", result(test=None, evaluation=own(confusion=lines)))))
+    assert "90.0% ± 10.0" in Reader(text).text
+    assert "no: 90%, 10%" in text
+    # Where noise drowns the recall, the counts are all that is known.
+    assert "&lt;script&gt;: 40%, 60%" in text
+
+
 @pytest.mark.parametrize(
     "change",
     [{"classes": [], "recall": [], "precision": [], "confusion": []}, {"confusion": []}, {"roc": [[5, -3], [2, 2]]},
