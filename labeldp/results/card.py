@@ -207,7 +207,7 @@ def released_words(story: Story) -> str:
     )
 
 
-def not_protected(story: Story) -> list[tuple[str, str]]:
+def not_protected(story: Story, certificate: Certificate) -> list[tuple[str, str]]:
     """Return what the promise does not cover: what, and a sentence that goes on from it."""
     declared = (
         ("The list of classes", " was declared, not read off the labels.")
@@ -223,7 +223,10 @@ def not_protected(story: Story) -> list[tuple[str, str]]:
          "for people who were never in the data."),
         declared,
         ("Other releases", " of the same labels. Their ε adds to this one, so use one budget store for all of them."),
-        ("Several labels of one person", ", unless the promise above is for all labels of one user."),
+        *(
+            () if certificate.unit.counted == "users"
+            else (("Several labels of one person", ". Each is protected on its own: together they are protected less."),)
+        ),
     ]  # fmt: skip
 
 
@@ -297,7 +300,7 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
         "model_card.md", name=name, folder=folder, certificate=certificate, story=story, promise=promise(certificate),
         number=number_words(story), released=released_words(story),
         beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
-        not_protected=not_protected(story), test=test, own=own, measures=", ".join(measures),
+        not_protected=not_protected(story, certificate), test=test, own=own, measures=", ".join(measures),
         headline=headline(story, test, own),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
         columns=column_cells(story.columns[:200]),

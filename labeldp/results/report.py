@@ -147,7 +147,7 @@ def promise_section(facts: Facts) -> dict[str, Any]:
         "figure": _beliefs(certificate.epsilon) if bounded else None,
         "beliefs": Table(f"Belief in one value of a label against another{but}", ["before", "after, at most"], rows)
         if bounded else None,
-        "not_protected": not_protected(facts.story),
+        "not_protected": not_protected(facts.story, certificate),
     }  # fmt: skip
 
 

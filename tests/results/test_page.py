@@ -7,6 +7,7 @@ import re
 import pytest
 
 from labeldp.choosing.choice import choose
+from labeldp.core.ledger import ONE_LABEL, ONE_USER
 from labeldp.core.random import SecureRandom
 from labeldp.results.card import Story, belief_after, belief_below, headline
 from labeldp.results.evaluation import Evaluation, Measure
@@ -528,3 +529,18 @@ def test_the_card_begins_with_how_good_how_private_and_how_to_check(tmp_path):
     assert "`labeldp verify model`" in first
     bare = (saved(tmp_path / "bare", result(test=None)) / "model_card.md").read_text()
     assert "**How good it is**: not measured on labels." in bare
+
+
+def test_card_and_page_speak_of_one_label_or_of_all_labels_of_a_user(tmp_path):
+    def of(unit, name):
+        made = result()
+        by = dataclasses.replace(made.certificate, unit=unit)
+        folder = saved(tmp_path / name, dataclasses.replace(made, certificate=by))
+        return (folder / "model_card.md").read_text("utf-8"), Reader(page(gather(folder))).text
+
+    for text in of(ONE_LABEL, "label"):
+        assert "no matter whose it is, against anyone" in text
+        assert "Each is protected on its own: together they are protected less." in text
+    for text in of(ONE_USER, "user"):
+        assert "no matter who that is, against anyone" in text
+        assert "Several labels of one person" not in text
