@@ -497,7 +497,7 @@ def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
 
 
 def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged: bool, team: Ranks | None) -> str:
-    from labeldp.results.card import at_most, promise
+    from labeldp.results.card import at_most, promise, unmeasured
     from labeldp.results.evaluation import evaluation_of
 
     certificate, test, own = result.certificate, result.metrics.get("test"), evaluation_of(result.metrics)
@@ -518,7 +518,7 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
         lines.append(f"Measured on {counted(own.rows, 'row')} that were set aside, at no further cost: {found}.")
         lines += _doubts(own, data)
     elif not test:
-        lines.append("The model was not measured: no rows were set aside (--holdout), and no --test table was given.")
+        lines.append(f"The model was not measured: {unmeasured(certificate)}.")
     if test:
         if "accuracy" in test:
             found = f"accuracy {test['accuracy']:.1%}" + (f", AUC {test['auc']:.3f}" if "auc" in test else "")

@@ -34,6 +34,7 @@ from labeldp.results.card import (
     promise,
     released_words,
     render,
+    unmeasured,
 )
 from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid, heat_table
 from labeldp.results.evaluation import PERCENT, Evaluation, shown
@@ -298,6 +299,7 @@ def quality_section(facts: Facts) -> dict[str, Any]:
     return {
         "lead": headline(facts.story, test, own),
         "own": own,
+        "unmeasured": unmeasured(facts.certificate),
         "test_rows": test.get("rows"),
         "left_out": test.get("training_rows_left_out"),
         "measures": Table("Measures", ["measure", *kept], cells, numbers=(1, 2)) if cells else None,

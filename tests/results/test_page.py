@@ -533,7 +533,7 @@ def test_the_card_begins_with_how_good_how_private_and_how_to_check(tmp_path):
 
 def test_card_and_page_speak_of_one_label_or_of_all_labels_of_a_user(tmp_path):
     def of(unit, name):
-        made = result()
+        made = result(test=None)
         by = dataclasses.replace(made.certificate, unit=unit)
         folder = saved(tmp_path / name, dataclasses.replace(made, certificate=by))
         return (folder / "model_card.md").read_text("utf-8"), Reader(page(gather(folder))).text
@@ -541,6 +541,10 @@ def test_card_and_page_speak_of_one_label_or_of_all_labels_of_a_user(tmp_path):
     for text in of(ONE_LABEL, "label"):
         assert "no matter whose it is, against anyone" in text
         assert "Each is protected on its own: together they are protected less." in text
+        assert "It was not measured: no rows were set aside (--holdout), and no table" in text
     for text in of(ONE_USER, "user"):
         assert "no matter who that is, against anyone" in text
         assert "Several labels of one person" not in text
+        # None can be set aside here: whoever followed such a hint would be refused.
+        assert "(--test), and rows cannot be set aside where a user's rows are paid for together." in text
+        assert "--holdout" not in text
