@@ -64,8 +64,7 @@ def descend(
             `usual_decay` is for noisy gradients.
         radius: keep the weights within this distance of the first ones; None is no bound.
         kept: a folder to go on from after a kill; `gradient` must then keep what it returns there before it returns.
-        every: steps between two reports, or fewer where they take long: there is one every two seconds. 0 reports at the
-            end only.
+        every: steps between two reports, or two seconds where steps take long; 0 reports at the end only.
         report: called with the number of steps done.
 
     >>> line = nn.Linear(1, 1, bias=False)
