@@ -518,7 +518,7 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
         lines.append(f"Measured on {counted(own.rows, 'row')} that were set aside, at no further cost: {found}.")
         lines += _doubts(own, data)
     elif not test:
-        lines.append(f"The model was not measured: {unmeasured(certificate)}.")
+        lines.append(f"The model was not measured: {unmeasured(result.story, certificate)}.")
     if test:
         if "accuracy" in test:
             found = f"accuracy {test['accuracy']:.1%}" + (f", AUC {test['auc']:.3f}" if "auc" in test else "")

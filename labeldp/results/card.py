@@ -286,13 +286,15 @@ def headline(story: Story, test: Mapping[str, Any], own: Evaluation | None) -> s
     return words
 
 
-def unmeasured(certificate: Certificate) -> str:
+def unmeasured(story: Story, certificate: Certificate) -> str:
     """Return why nobody knows how good a model is, and what would have helped, to go on from a colon."""
-    if certificate.unit.counted == "users":
-        return (
-            "no table with public labels was given (--test), and rows cannot be set aside where a user's rows are "
-            "paid for together"
-        )
+    never = (
+        "responses that were released before cannot be set aside" if story.released
+        else "rows cannot be set aside where a user's rows are paid for together"
+        if certificate.unit.counted == "users" else ""
+    )  # fmt: skip
+    if never:
+        return f"no table with public labels was given (--test), and {never}"
     return "no rows were set aside (--holdout), and no table with public labels was given (--test)"
 
 
@@ -314,7 +316,7 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
         "model_card.md", name=name, folder=folder, certificate=certificate, story=story, promise=promise(certificate),
         number=number_words(story), released=released_words(story),
         beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
-        not_protected=not_protected(story, certificate), unmeasured=unmeasured(certificate),
+        not_protected=not_protected(story, certificate), unmeasured=unmeasured(story, certificate),
         test=test, own=own, measures=", ".join(measures), headline=headline(story, test, own),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
         columns=column_cells(story.columns[:200]),

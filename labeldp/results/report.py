@@ -299,7 +299,7 @@ def quality_section(facts: Facts) -> dict[str, Any]:
     return {
         "lead": headline(facts.story, test, own),
         "own": own,
-        "unmeasured": unmeasured(facts.certificate),
+        "unmeasured": unmeasured(facts.story, facts.certificate),
         "test_rows": test.get("rows"),
         "left_out": test.get("training_rows_left_out"),
         "measures": Table("Measures", ["measure", *kept], cells, numbers=(1, 2)) if cells else None,
@@ -351,7 +351,7 @@ def roc(own: Evaluation) -> Figure | None:
     summary = f"The area under the curve is {shown('auc', own.measures['auc'])}."
     x, y = (Axis(f"{which} positive rate", 0, 1, percent=True) for which in ("false", "true"))
     image = chart("ROC curve", summary, x, y, lines)
-    return Figure(image, f"ROC curve of {own.classes[-1]}, from rows set aside. {summary}")
+    return Figure(image, f"ROC curve of {own.classes[-1]}, estimated from noisy counts of rows set aside. {summary}")
 
 
 def reliability(own: Evaluation) -> Figure | None:

@@ -9,7 +9,7 @@ import pytest
 from labeldp.choosing.choice import choose
 from labeldp.core.ledger import ONE_LABEL, ONE_USER
 from labeldp.core.random import SecureRandom
-from labeldp.results.card import Story, belief_after, belief_below, headline
+from labeldp.results.card import Story, belief_after, belief_below, headline, unmeasured
 from labeldp.results.evaluation import Evaluation, Measure
 from labeldp.results.facts import gather
 from labeldp.results.folder import ArtifactError
@@ -548,3 +548,6 @@ def test_card_and_page_speak_of_one_label_or_of_all_labels_of_a_user(tmp_path):
         # None can be set aside here: whoever followed such a hint would be refused.
         assert "(--test), and rows cannot be set aside where a user's rows are paid for together." in text
         assert "--holdout" not in text
+    made = result(test=None)
+    learnt = unmeasured(dataclasses.replace(made.story, released="ab" * 32), made.certificate)
+    assert learnt.endswith("responses that were released before cannot be set aside")
