@@ -57,9 +57,8 @@ def budget() -> None:
 @click.option("--epsilon", type=EPSILON, required=True, help="The most that all queries together may cost one label.")
 @click.option("--delta", type=float, help="Probability with which the bound may fail; 0 rules out Gaussian noise.  "
               "[default: as for labeldp train, a tenth of one over the rows, at most 1e-5]")  # fmt: skip
-@click.option(
-    "--users", help="The column that says to whom each row belongs. All labels of a user are protected together."
-)
+@click.option("--user", "--users", "users", metavar="COLUMN", help="The column that says to whom each row belongs. All "
+              "labels of a user are protected together.")  # fmt: skip
 @click.option("--id", "id_column", metavar="COLUMN", help="The column that tells rows or users apart, so that the "
               "store recognises them in another order, selection or export.")  # fmt: skip
 @with_delimiter

@@ -67,7 +67,7 @@ def test_parquet_and_csv_of_the_same_labels_share_their_budget(folder):
 
 
 def test_users_are_protected_together(folder):
-    assert "4 labels of 3 users" in create(folder, "--users", "who").stdout
+    assert "4 labels of 3 users" in create(folder, "--user", "who").stdout
     (kept,) = shown(folder, "show")
     assert (kept["protects"], kept["users"]) == ("all labels of one user", 3)
     assert "all labels of one user, not one label" in privatize(folder, 1.0, "a.csv", check=2).stderr
