@@ -116,7 +116,7 @@ def with_rows(command: Any) -> Any:
     user = click.option("--user", metavar="COLUMN", help="The column that says to whom each row belongs. All "
                         "labels of a user are protected together. No feature of a model.")  # fmt: skip
     known_by = click.option("--id", "id_column", metavar="COLUMN", help="The column that tells rows apart, so that a "
-                            "store (or labeldp train --test) recognises them elsewhere. No feature of a model.")  # fmt: skip
+                            "store or --test of labeldp train knows them elsewhere. No feature of models.")  # fmt: skip
     return user(known_by(command))
 
 
