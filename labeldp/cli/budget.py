@@ -201,7 +201,8 @@ def store_of(
         if key is not None:
             raise OptionError("--key means nothing without --store; leave it out")
         return None
-    opened = store_class().open(named or beside, key=key, create=False)
+    why = "" if named else f"{BESIDE} lies beside the table, and "
+    opened = store_class(why).open(named or beside, key=key, create=False)
     store = opened if ids is None else opened.with_ids(ids)
     if named is not None:
         return store
@@ -248,12 +249,12 @@ def _check_id(id_column: str | None, label: str | None) -> None:
         raise OptionError(f"--id names {label!r}, which is the label and secret; name a column that is public")
 
 
-def store_class() -> type[BudgetStore]:
-    """Return `BudgetStore`, or say what to install for it."""
+def store_class(why: str = "") -> type[BudgetStore]:
+    """Return `BudgetStore`, or say why it is wanted and what to install for it."""
     try:
         from labeldp.budgets.store import BudgetStore
     except ImportError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{why}{error}") from None
     return BudgetStore
 
 

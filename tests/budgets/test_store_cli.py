@@ -245,3 +245,12 @@ def test_a_journal_that_is_not_sealed_says_so(folder):
     (folder / "j").write_text('{"format": "labeldp-journal/1", "budget": {"epsilon": 3.0, "delta": 0.0}}\n')
     assert "not sealed" in plainly(folder, 1.0, "a.csv", "--journal", "j").stderr
     assert "not sealed" not in plainly(folder, 1.0, "b.csv", "--journal", "new").stderr
+
+
+def test_a_store_beside_the_table_that_cannot_be_opened_is_named(folder, monkeypatch):
+    """Whoever asked for no store must be told which one is meant."""
+    create(folder)
+    monkeypatch.setitem(sys.modules, "labeldp.budgets.store", None)
+    asked = ["--label", "income", "--classes", "low,high", "--epsilon", 1, "--out", "a.csv"]
+    run = labeldp("privatize", "t.csv", *asked, cwd=folder, check=2)
+    assert "labeldp: budgets.db lies beside the table, and" in run.stderr
