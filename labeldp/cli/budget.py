@@ -57,9 +57,8 @@ def budget() -> None:
 @click.option("--epsilon", type=EPSILON, required=True, help="The most that all queries together may cost one label.")
 @click.option("--delta", type=float, help="Probability with which the bound may fail; 0 rules out Gaussian noise.  "
               "[default: as for labeldp train, a tenth of one over the rows, at most 1e-5]")  # fmt: skip
-@click.option(
-    "--users", help="The column that says to whom each row belongs. All labels of a user are protected together."
-)
+@click.option("--user", "--users", "users", metavar="COLUMN", help="The column that says to whom each row belongs. All "
+              "labels of a user are protected together.")  # fmt: skip
 @click.option("--id", "id_column", metavar="COLUMN", help="The column that tells rows or users apart, so that the "
               "store recognises them in another order, selection or export.")  # fmt: skip
 @with_delimiter
@@ -202,7 +201,8 @@ def store_of(
         if key is not None:
             raise OptionError("--key means nothing without --store; leave it out")
         return None
-    opened = store_class().open(named or beside, key=key, create=False)
+    why = "" if named else f"{BESIDE} lies beside the table, and "
+    opened = store_class(why).open(named or beside, key=key, create=False)
     store = opened if ids is None else opened.with_ids(ids)
     if named is not None:
         return store
@@ -249,12 +249,12 @@ def _check_id(id_column: str | None, label: str | None) -> None:
         raise OptionError(f"--id names {label!r}, which is the label and secret; name a column that is public")
 
 
-def store_class() -> type[BudgetStore]:
-    """Return `BudgetStore`, or say what to install for it."""
+def store_class(why: str = "") -> type[BudgetStore]:
+    """Return `BudgetStore`, or say why it is wanted and what to install for it."""
     try:
         from labeldp.budgets.store import BudgetStore
     except ImportError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{why}{error}") from None
     return BudgetStore
 
 

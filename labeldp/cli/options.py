@@ -114,9 +114,9 @@ def with_delimiter(command: Any) -> Any:
 def with_rows(command: Any) -> Any:
     """Add the options that say whose each row is, and which row it is."""
     user = click.option("--user", metavar="COLUMN", help="The column that says to whom each row belongs. All "
-                        "labels of a user are protected together. Not a feature.")  # fmt: skip
+                        "labels of a user are protected together. No feature of a model.")  # fmt: skip
     known_by = click.option("--id", "id_column", metavar="COLUMN", help="The column that tells rows apart, so that a "
-                            "store or --test recognises them in another order or file. Not a feature.")  # fmt: skip
+                            "store or --test of labeldp train knows them elsewhere. No feature of models.")  # fmt: skip
     return user(known_by(command))
 
 

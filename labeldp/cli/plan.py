@@ -25,7 +25,7 @@ _WIDTH = 110
 
 
 @click.command()
-@click.argument("table", required=False, type=click.Path(exists=True, allow_dash=True))
+@click.argument("table", required=False, type=click.Path(allow_dash=True))
 @click.option("--rows", type=click.IntRange(1), help="How many labels there are.  [with a table: counted]")
 @click.option("--classes", help="How many classes the label can take, or their names, comma-separated.")
 @click.option("--regression", is_flag=True, help="The labels are numbers, not classes.")
@@ -64,9 +64,9 @@ def plan(
 ) -> None:
     """Find which recipe is expected to do best, and why.
 
-    This uses public numbers only and spends nothing. Give the numbers, or a Parquet or CSV file. The rows of a file are
-    counted, and you see how each public column would be read; the label column is not read. As in labeldp train, a
-    tenth of the rows of a table is set aside. labeldp choose is the same command.
+    This uses public numbers only and spends nothing. Give the numbers, or a Parquet or CSV file (or adult, the bundled
+    table). The rows of a file are counted, and you see how each public column would be read; the label column is not
+    read. As in labeldp train, a tenth of the rows of a table is set aside. labeldp choose is the same command.
 
     \b
     labeldp plan --rows 60000 --classes 10 --epsilon 0.1 --features 784 --device cuda
@@ -75,6 +75,8 @@ def plan(
     from labeldp.budgets.calibrate import usual_delta
     from labeldp.choosing.choice import choose
 
+    if table is not None and table != "-" and not Path(table).exists():
+        table, label, classes = _named(table, label, classes)
     if not classes and not regression:
         raise OptionError(
             "--classes is missing: say how many classes the label can take, for example --classes 3 or --classes "
@@ -132,6 +134,23 @@ def plan(
         click.echo("\n" + listing(found.readings, found.note))
 
 
+def _named(table: str, label: str | None, classes: str | None) -> tuple[str, str, str]:
+    """Return what labeldp train takes for a data set that it knows by name: file, label and classes."""
+    from labeldp.data.door import NAMES
+    from labeldp.data.files import ADULT_CLASSES, adult_path
+
+    if table not in NAMES:
+        raise OptionError(
+            f"there is no file {table!r}; give a Parquet or CSV file, or --rows, --classes and --features"
+        )
+    if table != "adult":
+        raise OptionError(
+            f"{table} is a data set of images; give its numbers in place of its name, for MNIST: --rows 60000 "
+            "--classes 10 --features 784"
+        )
+    return str(adult_path()), label or "income", classes or str(len(ADULT_CLASSES))
+
+
 def width_of(readings: Sequence[Reading]) -> int:
     """Return how many numbers per row the public columns of a table become, as `labeldp train` encodes them.
 
@@ -170,19 +189,20 @@ def show(choice: Choice) -> None:
     for note in choice.notes:
         summary.add_row("note", Text(note, style="yellow"))
     ranking = Table(box=box.SIMPLE, pad_edge=False)
-    ranking.add_column("recipe", no_wrap=True)
-    for name in ("worth in clean labels", "accuracy", "behind by", "training"):
-        ranking.add_column(name, justify="right")
-    ranking.add_column("rests on")
-    for one in choice.ranking:
-        cells = (
-            one.recipe,
-            count(one.clean_labels) if one.clean_labels else "–",
-            "–" if one.accuracy is None else f"{one.accuracy:.1f} %",
-            "–" if one.regret is None else f"{max(one.regret, 0.0):.1f}",
-            "–" if one.seconds is None else duration(one.seconds),
-            one.obstacle or one.evidence,
-        )
+    columns = {
+        "recipe": [one.recipe for one in choice.ranking],
+        "worth in clean labels": [count(one.clean_labels) if one.clean_labels else "–" for one in choice.ranking],
+        "accuracy": ["–" if one.accuracy is None else f"{one.accuracy:.1f} %" for one in choice.ranking],
+        "behind by": ["–" if one.regret is None else f"{max(one.regret, 0.0):.1f}" for one in choice.ranking],
+        "training": ["–" if one.seconds is None else duration(one.seconds) for one in choice.ranking],
+        "rests on": [one.obstacle or one.evidence for one in choice.ranking],
+    }
+    # Of tables like a user's own no accuracy is known: a column of dashes says nothing.
+    columns = {name: cells for name, cells in columns.items() if set(cells) != {"–"}}
+    for name in columns:
+        worded = name in ("recipe", "rests on")
+        ranking.add_column(name, justify="left" if worded else "right", no_wrap=name == "recipe")
+    for one, *cells in zip(choice.ranking, *columns.values(), strict=True):
         ranking.add_row(*(Text(cell, style="dim" if one.obstacle else "") for cell in cells))
     console.print(Group(summary, ranking))
     if choice.alike:

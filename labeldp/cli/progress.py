@@ -58,10 +58,11 @@ def shown(what: str, number: str = "", *, console: Any = None) -> Iterator[Show 
             now = phase, share or 0.0
             if now[0] != before[0] or now[1] < before[1]:
                 # A new phase has a pace of its own: the time left is estimated from its own share.
-                bar.reset(task, total=None)
+                bar.reset(task)
             before = now
-            total = None if share is None else 1.0
-            bar.update(task, description=f"{phase}, {detail}", completed=now[1], total=total, number=number)
+            # Set here: to `update` and `reset`, None means that the total stays as it was.
+            bar.tasks[0].total = None if share is None else 1.0
+            bar.update(task, description=f"{phase}, {detail}", completed=now[1], number=number)
 
         yield show
 

@@ -45,6 +45,7 @@ def report(
     labeldp report model --beside model-eps-4 --non-private 0.872 --out model.html
     """
     try:
+        from labeldp.data.tables import certificate_path
         from labeldp.results.facts import gather
         from labeldp.results.report import write_page
         from labeldp.results.signing import signature_path
@@ -53,6 +54,11 @@ def report(
 
     if folder is None:
         raise OptionError("give a folder that labeldp train wrote, as in: labeldp report model")
+    if folder.is_file() and certificate_path(folder).is_file():
+        raise OptionError(
+            f"{str(folder)!r} is a privatized table, and a page is about a model: labeldp verify says what the table "
+            "promises, and labeldp train learns a model from it"
+        )
     signer = None if sign is None else signing_key(sign)
     facts = gather(folder, audit=audit, beside=beside, non_private=non_private)
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.html")

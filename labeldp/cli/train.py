@@ -501,7 +501,7 @@ def _doubts(own: Any, data: PrivateData) -> Iterator[str]:
 
 
 def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged: bool, team: Ranks | None) -> str:
-    from labeldp.results.card import at_most, promise
+    from labeldp.results.card import at_most, promise, unmeasured
     from labeldp.results.evaluation import evaluation_of
 
     certificate, test, own = result.certificate, result.metrics.get("test"), evaluation_of(result.metrics)
@@ -522,7 +522,7 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
         lines.append(f"Measured on {counted(own.rows, 'row')} that were set aside, at no further cost: {found}.")
         lines += _doubts(own, data)
     elif not test:
-        lines.append("The model was not measured: no rows were set aside (--holdout), and no --test table was given.")
+        lines.append(f"The model was not measured: {unmeasured(result.story, certificate)}.")
     if test:
         if "accuracy" in test:
             found = f"accuracy {test['accuracy']:.1%}" + (f", AUC {test['auc']:.3f}" if "auc" in test else "")
@@ -532,8 +532,10 @@ def _summary(result: Any, out: Path, data: PrivateData, seconds: float, charged:
         lines.append(f"Measured on {counted(test['rows'], 'row')} with public labels: {found}.")
         if "training_rows_left_out" in test:
             left = test["training_rows_left_out"]
-            both = "is a training row" if left == 1 else "are training rows"
-            lines.append(f"This leaves out {counted(left, 'row')} that {both}, too.")
+            which = (
+                "that is a training row, or looks like one" if left == 1 else "that are training rows, or look like one"
+            )
+            lines.append(f"This leaves out {counted(left, 'row')} {which}.")
     if not charged and not result.story.released:
         lines.append(
             "No budget was charged. Other releases of these labels add to the cost; labeldp budget keeps count."

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ Gradient = Callable[[int], Tensor | None]
 
 # How many steps at most have to be repeated after a kill; more often would be slow for large models.
 _STEPS_BETWEEN_CHECKPOINTS = 20
+_SECONDS_BETWEEN_REPORTS = 2.0
 # Step, number of values, bytes per value, check sum of the values.
 _HEAD = struct.Struct("<qqII")
 
@@ -62,7 +64,7 @@ def descend(
             `usual_decay` is for noisy gradients.
         radius: keep the weights within this distance of the first ones; None is no bound.
         kept: a folder to go on from after a kill; `gradient` must then keep what it returns there before it returns.
-        every: steps between two reports; 0 reports at the end only.
+        every: steps between two reports, or two seconds where steps take long; 0 reports at the end only.
         report: called with the number of steps done.
 
     >>> line = nn.Linear(1, 1, bias=False)
@@ -75,6 +77,7 @@ def descend(
     optimizer = optimizer or sgd(0.1, momentum=0.0, weight_decay=0.0)
     run = _Run(model, optimizer, schedule or constant(), steps, average, radius)
     start = done = run.restore(kept)
+    told = time.monotonic()
     for step in range(start, steps):
         # Not at the first: that is where the checkpoint is, and a new one would drop the gradients kept since.
         if kept is not None and step > start and step % _STEPS_BETWEEN_CHECKPOINTS == 0:
@@ -86,8 +89,10 @@ def descend(
         if found is not None:
             run.step(found, step)
         done = step + 1
-        if report is not None and every and (step + 1) % every == 0 and step + 1 < steps:
+        due = (step + 1) % every == 0 or time.monotonic() - told > _SECONDS_BETWEEN_REPORTS if every else False
+        if report is not None and due and step + 1 < steps:
             report(step + 1)
+            told = time.monotonic()
     if kept is not None:
         kept.save(done, run.state())
     if report is not None:

@@ -310,9 +310,10 @@ RECIPES: tuple[Recipe, ...] = (
         self_tests=_ROW_TEST,
     ),
     Recipe(
-        "rr+learner", "releases one randomized response of every row and teaches trees, kernels or any classifier, "
-        "chosen on held-out responses", "this library, docs/estimators.md", classes="learner.train", network="",
-        learner="any", worth=of_responses(1.0), kin="responses", per_row=True, released=True, leads=responses_lead,
+        "rr+learner", "releases one randomized response of every row, and keeps the learner that predicts held-out "
+        "responses best: a linear model, a kernel, trees or a classifier of yours", "this library, docs/estimators.md",
+        classes="learner.train", network="", learner="any", worth=of_responses(1.0), kin="responses",
+        per_row=True, released=True, leads=responses_lead,
         table_seconds=(3.0, 6e-4),
         # It remembers every response: nothing can show more.
         self_tests={"": SelfTest(2000, settings={"learner": Lazy("sklearn.neighbors.KNeighborsClassifier", (1,))})},

@@ -123,7 +123,7 @@ def train(
         precision: of the forward pass in the sum, say torch.bfloat16; sum and noise stay in float32 or wider.
         folder: keeps the run. Killed at any moment, it goes on in a new process with a new vault of the same labels,
             whose certificate covers the whole run, and never draws a gradient twice.
-        every: steps between two reports; an epoch when None.
+        every: steps between two reports; an epoch when None. Slow steps are reported every two seconds in any case.
 
     >>> from labeldp import LabelVault
     >>> x = torch.randn(200, 5)

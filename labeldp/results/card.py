@@ -207,7 +207,7 @@ def released_words(story: Story) -> str:
     )
 
 
-def not_protected(story: Story) -> list[tuple[str, str]]:
+def not_protected(story: Story, certificate: Certificate) -> list[tuple[str, str]]:
     """Return what the promise does not cover: what, and a sentence that goes on from it."""
     declared = (
         ("The list of classes", " was declared, not read off the labels.")
@@ -223,7 +223,10 @@ def not_protected(story: Story) -> list[tuple[str, str]]:
          "for people who were never in the data."),
         declared,
         ("Other releases", " of the same labels. Their ε adds to this one, so use one budget store for all of them."),
-        ("Several labels of one person", ", unless the promise above is for all labels of one user."),
+        *(
+            () if certificate.unit.counted == "users" else
+            (("Several labels of one person", ". Each is protected on its own: together they are protected less."),)
+        ),
     ]  # fmt: skip
 
 
@@ -283,13 +286,29 @@ def headline(story: Story, test: Mapping[str, Any], own: Evaluation | None) -> s
     return words
 
 
+def unmeasured(story: Story, certificate: Certificate) -> str:
+    """Return why nobody knows how good a model is, and what would have helped, to go on from a colon."""
+    never = (
+        "responses that were released before cannot be set aside" if story.released
+        else "rows cannot be set aside where a user's rows are paid for together"
+        if certificate.unit.counted == "users" else ""
+    )  # fmt: skip
+    if never:
+        return f"no table with public labels was given (--test), and {never}"
+    return "no rows were set aside (--holdout), and no table with public labels was given (--test)"
+
+
 def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any], name: str) -> str:
     """Return the card as Markdown, with the header that model hubs read."""
-    from labeldp.results.evaluation import evaluation_of
+    from labeldp.results.evaluation import PERCENT, evaluation_of
 
     own = evaluation_of(metrics)
     test: Mapping[str, Any] = metrics.get("test") or {}
-    measures = (f"{measure_words(name)} {value:.4g}" for name, value in test.items() if name not in COUNTS)
+    measures = (
+        f"{measure_words(name)} {value:{'.1%' if name in PERCENT else '.4g'}}"
+        for name, value in test.items()
+        if name not in COUNTS
+    )
     expected = metrics.get("expected", {})
     # A name that a shell or a block of code could misread is left to the reader.
     folder = name if re.fullmatch(r"[\w.+@%,=-]+", name) else "FOLDER"
@@ -297,8 +316,8 @@ def model_card(certificate: Certificate, story: Story, metrics: Mapping[str, Any
         "model_card.md", name=name, folder=folder, certificate=certificate, story=story, promise=promise(certificate),
         number=number_words(story), released=released_words(story),
         beliefs=[(f"{p:.0%}", belief_in_words(p, certificate.epsilon)) for p in BELIEFS],
-        not_protected=not_protected(story), test=test, own=own, measures=", ".join(measures),
-        headline=headline(story, test, own),
+        not_protected=not_protected(story, certificate), unmeasured=unmeasured(story, certificate),
+        test=test, own=own, measures=", ".join(measures), headline=headline(story, test, own),
         expected=[(measure_words(name), f"{value:.4g}") for name, value in expected.items()],
         columns=column_cells(story.columns[:200]),
     )  # fmt: skip

@@ -34,6 +34,7 @@ from labeldp.results.card import (
     promise,
     released_words,
     render,
+    unmeasured,
 )
 from labeldp.results.charts import DARK, LIGHT, Axis, Band, Series, bars, chart, dot_grid, heat_table
 from labeldp.results.evaluation import PERCENT, Evaluation, shown
@@ -147,7 +148,7 @@ def promise_section(facts: Facts) -> dict[str, Any]:
         "figure": _beliefs(certificate.epsilon) if bounded else None,
         "beliefs": Table(f"Belief in one value of a label against another{but}", ["before", "after, at most"], rows)
         if bounded else None,
-        "not_protected": not_protected(facts.story),
+        "not_protected": not_protected(facts.story, certificate),
     }  # fmt: skip
 
 
@@ -298,6 +299,7 @@ def quality_section(facts: Facts) -> dict[str, Any]:
     return {
         "lead": headline(facts.story, test, own),
         "own": own,
+        "unmeasured": unmeasured(facts.story, facts.certificate),
         "test_rows": test.get("rows"),
         "left_out": test.get("training_rows_left_out"),
         "measures": Table("Measures", ["measure", *kept], cells, numbers=(1, 2)) if cells else None,
@@ -321,13 +323,22 @@ def _sides(own: Evaluation) -> Table | None:
 
 
 def confusion(own: Evaluation) -> Figure | None:
-    """Return which classes are taken for which: of each true class, the share of its rows that each prediction got."""
+    """Return which classes are taken for which: of each true class, the share of its rows that each prediction got.
+
+    The diagonal is the recall that the page lists, where there is one: noisy counts that must not be negative favour
+    the wrong cells. What is left is divided among the other cells as the counts are.
+    """
     if not own.confusion or len(own.classes) > _MOST_CLASSES:
         return None
     rows = [[max(0.0, count) / max(sum(line), 1.0) for count in line] for line in own.confusion]
+    for place, (row, known) in enumerate(zip(rows, own.recall, strict=False)):
+        if known is not None:
+            right, wrong = min(max(known.value, 0.0), 1.0), sum(row) - row[place]
+            row[:] = [(1 - right) * (share / wrong if wrong > 0 else 1 / (len(row) - 1 or 1)) for share in row]
+            row[place] = right
     summary = "Each line is a true class; its cells are the shares of its rows that were predicted as each class."
     image = heat_table("Confusion matrix", summary, own.classes, rows, "predicted as")
-    noisy = "Each cell is a noisy count, so the shares can differ a little from the recall of the class."
+    noisy = "Cells are noisy estimates; those on the diagonal are the recall of the class."
     return Figure(image, f"Confusion matrix, estimated from {own.rows:,} rows set aside. {summary} {noisy}")
 
 
@@ -340,7 +351,7 @@ def roc(own: Evaluation) -> Figure | None:
     summary = f"The area under the curve is {shown('auc', own.measures['auc'])}."
     x, y = (Axis(f"{which} positive rate", 0, 1, percent=True) for which in ("false", "true"))
     image = chart("ROC curve", summary, x, y, lines)
-    return Figure(image, f"ROC curve of {own.classes[-1]}, from rows set aside. {summary}")
+    return Figure(image, f"ROC curve of {own.classes[-1]}, estimated from noisy counts of rows set aside. {summary}")
 
 
 def reliability(own: Evaluation) -> Figure | None:

@@ -67,7 +67,7 @@ def test_parquet_and_csv_of_the_same_labels_share_their_budget(folder):
 
 
 def test_users_are_protected_together(folder):
-    assert "4 labels of 3 users" in create(folder, "--users", "who").stdout
+    assert "4 labels of 3 users" in create(folder, "--user", "who").stdout
     (kept,) = shown(folder, "show")
     assert (kept["protects"], kept["users"]) == ("all labels of one user", 3)
     assert "all labels of one user, not one label" in privatize(folder, 1.0, "a.csv", check=2).stderr
@@ -245,3 +245,12 @@ def test_a_journal_that_is_not_sealed_says_so(folder):
     (folder / "j").write_text('{"format": "labeldp-journal/1", "budget": {"epsilon": 3.0, "delta": 0.0}}\n')
     assert "not sealed" in plainly(folder, 1.0, "a.csv", "--journal", "j").stderr
     assert "not sealed" not in plainly(folder, 1.0, "b.csv", "--journal", "new").stderr
+
+
+def test_a_store_beside_the_table_that_cannot_be_opened_is_named(folder, monkeypatch):
+    """Whoever asked for no store must be told which one is meant."""
+    create(folder)
+    monkeypatch.setitem(sys.modules, "labeldp.budgets.store", None)
+    asked = ["--label", "income", "--classes", "low,high", "--epsilon", 1, "--out", "a.csv"]
+    run = labeldp("privatize", "t.csv", *asked, cwd=folder, check=2)
+    assert "labeldp: budgets.db lies beside the table, and" in run.stderr

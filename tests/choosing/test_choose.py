@@ -117,9 +117,9 @@ def test_every_problem_gets_a_usable_recipe(case, epsilon, device):
     assert found.reason.endswith(".")
     assert found.recipe in found.reason
     assert "\n" not in found.reason
-    # Two sentences: what queries are worth here, and why this one.
+    # Three plain sentences: what queries are worth here, what is chosen, and why.
     assert found.reason.startswith(found.worth)
-    assert found.reason.removeprefix(found.worth).count(". ") == 0
+    assert found.reason.removeprefix(found.worth).count(". ") == 1
     assert found.price.startswith("ε = ")
 
 
@@ -210,7 +210,11 @@ def test_tables_get_what_leads_on_such_ones_and_how_long_it_takes(rows, classes,
     found = choose(rows, classes, epsilon, 1e-6, feature_dim=30, modality="table")
     assert found.recipe == recipe
     assert 0 < found.ranking[0].seconds < 90
-    assert ("on tables was ahead" in found.reason) == (1000 <= rows <= 100_000)
+    assert ("on average, than any single method." in found.reason) == (1000 <= rows <= 100_000)
+    # What is worth fewer labels and is chosen all the same says why.
+    worth = {one.recipe: one.clean_labels for one in found.ranking}
+    fewer = worth[recipe] < worth["one_shot"] and recipe == "rr+learner"
+    assert ("A sum teaches a linear model only, and responses teach any" in found.reason) == fewer
 
 
 def test_at_most_one_recipe_leads():

@@ -106,6 +106,12 @@ def test_csv_is_counted_too(tmp_path):
 def test_the_bundled_table():
     said = plan(adult_path(), "--label", "income", "--classes", "2", "--epsilon", "1").stdout
     assert "29,305 labels" in said
+    # Nothing of the kind was compared: a column of dashes would say nothing.
+    assert "behind by" in plan(*NUMBERS).stdout
+    assert "behind by" not in said
+    assert "accuracy  " not in said
+    # By the name that labeldp train takes, too.
+    assert plan("adult", "--epsilon", "1").stdout == said
 
 
 def test_plan_card_and_report_give_one_worth(tmp_path):
@@ -147,7 +153,8 @@ def test_classes_are_not_counted_in_the_data(table):
         (["--rows", "10", "--classes", "3", "--epsilon", "1", "--label", "y"], "belong to a table"),
         (["--rows", "10", "--classes", "3", "--regression", "--epsilon", "1"], "--regression"),
         (["--rows", "10", "--classes", "3"], "--epsilon"),
-        (["missing.parquet", "--classes", "3", "--epsilon", "1", "--label", "y"], "missing.parquet"),
+        (["missing.parquet", "--classes", "3", "--epsilon", "1", "--label", "y"], "there is no file 'missing.parquet'"),
+        (["mnist", "--epsilon", "1"], "mnist is a data set of images; give its numbers in place of its name"),
     ],
 )
 def test_bad_requests_get_one_sentence(arguments, words):

@@ -60,6 +60,17 @@ def test_a_new_phase_has_a_pace_of_its_own():
     assert "left" not in drawn[-1]
 
 
+def test_a_phase_of_unknown_length_after_one_of_known_length_does_not_stand_at_nought():
+    console = terminal()
+    with shown("t.csv: reading", console=console) as show:
+        show("t.csv: tuning", "", 0.5, "")
+        show("t.csv: head", "", None, "")
+        time.sleep(0.3)
+    drawn = [line for line in lines(console) if "head" in line]
+    assert drawn
+    assert not any("%" in line for line in drawn)
+
+
 def test_nobody_looks():
     with shown("t.csv", console=Console(file=io.StringIO())) as show:
         assert show is None

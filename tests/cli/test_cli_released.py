@@ -44,6 +44,14 @@ def copied(place, folder, kind="csv"):
     return folder / f"private.{kind}"
 
 
+def test_a_page_is_about_a_model_and_not_about_a_private_file(place, tmp_path, capsys):
+    assert labeldp("report", place / "private.csv", "--out", tmp_path / "page.html") == 2
+    said = capsys.readouterr().err
+    assert "is a privatized table" in said
+    assert "labeldp verify says what the table promises" in said
+    assert not (tmp_path / "page.html").exists()
+
+
 @pytest.mark.parametrize("kind", mostly_slow(["csv", "parquet"]))
 def test_from_a_private_file_to_a_certified_model(place, tmp_path, capsys, kind):
     out, source = tmp_path / "model", place / f"private.{kind}"

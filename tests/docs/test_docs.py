@@ -116,7 +116,7 @@ def test_the_options_on_the_page_about_budgets_exist():
 
     page = text("budgets")
     for command, options in {
-        ("budget", "create"): ["--name", "--label", "--classes", "--epsilon", "--store", "--key", "--users"],
+        ("budget", "create"): ["--name", "--label", "--classes", "--epsilon", "--store", "--key", "--user"],
         ("budget", "show"): ["--json"],
         ("budget", "history"): ["--json"],
         ("privatize",): ["--store", "--key"],

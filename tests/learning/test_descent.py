@@ -100,6 +100,23 @@ def test_reports_and_the_mode_of_the_model():
     assert seen == [4, 8, 3, 0]
 
 
+def test_slow_steps_are_reported_one_by_one(monkeypatch):
+    """A pass may take minutes: whoever watches must not see a line that stands still."""
+    seen, clock, model = [], [0.0], network()
+    monkeypatch.setattr("labeldp.learning.descend.time.monotonic", lambda: clock[0])
+
+    def gradient(step):
+        clock[0] += 3.0 if step < 3 else 0.5
+        return noise(step, size(model))
+
+    descend(model, gradient, steps=12, every=5, report=seen.append)
+    # Steps of three seconds; then those of half a second: at the end of an epoch, and once two seconds have passed.
+    assert seen == [1, 2, 3, 5, 10, 12]
+    seen.clear()
+    descend(model, gradient, steps=6, report=seen.append)
+    assert seen == [6]
+
+
 def test_nothing_is_left_in_the_gradients():
     model = network()
     descend(model, lambda step: noise(step, size(model)), steps=2)

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from labeldp.choosing.choice import choose
+from labeldp.core.ledger import ONE_LABEL, ONE_USER
 from labeldp.core.random import SecureRandom
-from labeldp.results.card import Story, belief_after, belief_below, headline
+from labeldp.results.card import Story, belief_after, belief_below, headline, unmeasured
 from labeldp.results.evaluation import Evaluation, Measure
 from labeldp.results.facts import gather
 from labeldp.results.folder import ArtifactError
@@ -390,6 +391,15 @@ def test_what_rows_set_aside_measured_is_shown_and_stands_in_for_open_labels(tmp
         assert f"<title>{title}</title>" in text
 
 
+@pytest.mark.parametrize("lines", [[[80.0, 20.0], [4.0, 6.0]], [[100.0, 0.0], [4.0, 6.0]]], ids=["noisy", "all right"])
+def test_the_diagonal_of_the_confusion_matrix_is_the_recall_that_the_page_lists(tmp_path, lines):
+    text = page(gather(saved(tmp_path / "model", result(test=None, evaluation=own(confusion=lines)))))
+    assert "90.0% ± 10.0" in Reader(text).text
+    assert "no: 90%, 10%" in text
+    # Where noise drowns the recall, the counts are all that is known.
+    assert "&lt;script&gt;: 40%, 60%" in text
+
+
 @pytest.mark.parametrize(
     "change",
     [{"classes": [], "recall": [], "precision": [], "confusion": []}, {"confusion": []}, {"roc": [[5, -3], [2, 2]]},
@@ -519,3 +529,25 @@ def test_the_card_begins_with_how_good_how_private_and_how_to_check(tmp_path):
     assert "`labeldp verify model`" in first
     bare = (saved(tmp_path / "bare", result(test=None)) / "model_card.md").read_text()
     assert "**How good it is**: not measured on labels." in bare
+
+
+def test_card_and_page_speak_of_one_label_or_of_all_labels_of_a_user(tmp_path):
+    def of(unit, name):
+        made = result(test=None)
+        by = dataclasses.replace(made.certificate, unit=unit)
+        folder = saved(tmp_path / name, dataclasses.replace(made, certificate=by))
+        return (folder / "model_card.md").read_text("utf-8"), Reader(page(gather(folder))).text
+
+    for text in of(ONE_LABEL, "label"):
+        assert "no matter whose it is, against anyone" in text
+        assert "Each is protected on its own: together they are protected less." in text
+        assert "It was not measured: no rows were set aside (--holdout), and no table" in text
+    for text in of(ONE_USER, "user"):
+        assert "no matter who that is, against anyone" in text
+        assert "Several labels of one person" not in text
+        # None can be set aside here: whoever followed such a hint would be refused.
+        assert "(--test), and rows cannot be set aside where a user's rows are paid for together." in text
+        assert "--holdout" not in text
+    made = result(test=None)
+    learnt = unmeasured(dataclasses.replace(made.story, released="ab" * 32), made.certificate)
+    assert learnt.endswith("responses that were released before cannot be set aside")
