@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import random
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -48,7 +49,10 @@ def pytest_collection():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """What a test draws is named after it."""
+    """What a test draws is named after it, and nothing has been fitted to in this process."""
+    spending = sys.modules.get("labeldp.estimator.spending")
+    if spending is not None:
+        spending.MEMORY.forget()
     with pytest.MonkeyPatch.context() as patch:
         if not item.config.getoption("fresh"):
             _name_the_keys(patch, item.nodeid)

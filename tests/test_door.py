@@ -19,8 +19,8 @@ PERIMETER = ("data", "core", "mechanisms")
 FROM_DATA = {
     "benchmarks": None,
     "columns": {
-        "MISSING", "Layout", "arrow_table", "comes_in_parts", "conformed", "is_frame", "names_of", "parts_of",
-        "read_array", "read_frame", "read_like", "take_rows",
+        "MISSING", "Layout", "arrow_table", "columns_of_frame", "comes_in_parts", "conformed", "is_frame", "is_read",
+        "names_of", "parts_of", "read_array", "read_frame", "read_like", "take_rows",
     },
     "csv": set(),
     "door": None,

@@ -71,7 +71,7 @@ def test_none_where_it_is_not_wanted(place, tmp_path, capsys):
     assert "The model was not measured: no rows were set aside (--holdout)" in said
     card = (tmp_path / "none" / "model_card.md").read_text()
     assert "Trained on 2,000 rows" in card
-    assert "no rows were set aside (`--holdout`)" in card
+    assert "no rows were set aside (--holdout)" in card
     assert [group.rows for group in read_certificate(tmp_path / "none" / "certificate.json").groups] == [2000]
 
 

@@ -1,4 +1,4 @@
-"""Every test begins as if nothing had been fitted in this process."""
+"""Tests of estimators tune with half of the draws."""
 
 import pytest
 
@@ -13,12 +13,3 @@ def _tuned_quickly(monkeypatch):
 
     for name, value in {"clusterings": 3, "draws": 2}.items():
         monkeypatch.setitem(tune.__kwdefaults__, name, value)
-
-
-@pytest.fixture(autouse=True)
-def _forgotten():
-    from labeldp.estimator.spending import MEMORY
-
-    MEMORY.forget()
-    yield
-    MEMORY.forget()
