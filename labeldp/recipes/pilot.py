@@ -83,12 +83,13 @@ class Decided:
     @property
     def reason(self) -> str:
         """Return the evidence in words."""
-        taken = "a response of every row" if isinstance(self.found, Taught) else "one noisy moment"
-        told = "learners that adapt to the table predicted responses "
-        told += "better than others" if self.adapting > self.fixed else "no better than others"
+        asked = "a response of each" if isinstance(self.found, Taught) else "one noisy sum over all of them"
+        better = "better than" if self.adapting > self.fixed else "no better than"
+        told = "trees and kernels, which find out which columns matter, predicted held-out responses "
+        told += f"{better} a fixed set of features does"
         if max(self.fixed, self.adapting) < _LEARNT:
-            told = "responses had little to say, and a formula decided"
-        return f"In a pilot of {self.pilot:,} rows {told}, so the other rows were asked for {taken}."
+            told = "responses said too little to judge by, and a formula decided"
+        return f"In a pilot of {self.pilot:,} rows {told}. So the other rows were asked for {asked}."
 
 
 @checked

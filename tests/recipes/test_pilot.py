@@ -59,7 +59,7 @@ def test_every_row_pays_once_and_the_claim_is_epsilon(monkeypatch, moment):
     certificate = vault.certificate(DELTA)
     assert certificate.epsilon <= 2.0
     assert verify(certificate) == ()
-    assert ("for one noisy moment." in found.reason) == moment
+    assert ("for one noisy sum over all of them." in found.reason) == moment
     assert right(found) > 0.75
 
 
