@@ -278,11 +278,12 @@ def headline(story: Story, test: Mapping[str, Any], own: Evaluation | None) -> s
         return ""
     value, on = (f"{test[measure]:.1%}", on) if measure in test else (shown(measure, measured[measure]), aside)
     words = f"The model is right on {value} of {on}."
-    known = measured.get("majority_baseline")
-    share = test.get("majority_baseline", known.value if known else None)
-    if share is not None:
+    name = "majority_baseline"
+    known = measured.get(name)
+    share = f"{test[name]:.1%}" if name in test else shown(name, known) if known else ""
+    if share:
         named = f"“{own.majority}”, the most frequent class," if own and own.majority else "the most frequent class"
-        words += f" Always predicting {named} would be right on {share:.1%}."
+        words += f" Always predicting {named} would be right on {share}."
     return words
 
 

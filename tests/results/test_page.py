@@ -418,7 +418,7 @@ def test_the_page_begins_with_how_good_it_is_beside_what_needs_no_model(tmp_path
     read = Reader(page(gather(saved(tmp_path / "model", result(test=None, evaluation=own())))))
     order = [read.text.index(words) for words in ("80.0%", "How good it is", "What is promised", "What it cost")]
     assert order == sorted(order)
-    assert "Always predicting “no”, the most frequent class, would be right on 61.0%." in read.text
+    assert "Always predicting “no”, the most frequent class, would be right on 61.0% ± 5.0." in read.text
     first = read.text[: read.text.index("How good it is")]
     for words in ("accuracy", "always the most frequent class", "AUC", "ε", "δ", "odds move by at most", "method"):
         assert words in first, words
